@@ -1,0 +1,144 @@
+"""Checks of one implementation of one op, each under the name of the test that calls it.
+
+They raise AssertionError. Hypothesis is imported by the caller, so that an installed package needs it only for tests.
+"""
+
+import copy
+from typing import Any
+
+import torch
+
+from vllm_triton.ops.contract import Dims, Scalar
+from vllm_triton.ops.errors import OpError
+from vllm_triton.ops.platforms import triton_interprets
+from vllm_triton.ops.registry import Op
+from vllm_triton.ops.testing.inputs import Pick, make_inputs, margins_untouched
+from vllm_triton.ops.testing.tolerance import assert_within_rounding
+
+_BAD_NUMBERS: tuple[Any, ...] = (-1, -1.0, 0, 0.0, 2.0, float("nan"), float("inf"))
+
+
+def dtypes_to_test(op: Op, implementation: str) -> tuple[torch.dtype, ...]:
+    """The floating dtypes that the op's first floating argument admits."""
+    for arg in op.contract.tensors.values():
+        if isinstance(arg.dtype, tuple) and any(dtype.is_floating_point for dtype in arg.dtype):
+            floats = tuple(dtype for dtype in arg.dtype if dtype.is_floating_point)
+            # Triton's interpreter multiplies the raw bits of bfloat16 operands in tl.dot.
+            if op.contract.uses_dot and implementation == "triton" and triton_interprets():
+                return tuple(dtype for dtype in floats if dtype != torch.bfloat16)
+            return floats
+    return (torch.float32,)
+
+
+def run(op: Op, function: Any, inputs: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Calls `function` and returns its results and the mutated arguments by name."""
+    returned = function(*inputs.values())
+    results = returned if isinstance(returned, tuple) else () if returned is None else (returned,)
+    outputs = dict(zip(op.contract.results, results, strict=True))
+    return outputs | {name: inputs[name] for name in op.contract.mutated}
+
+
+def widened(inputs: dict[str, Any]) -> dict[str, Any]:
+    """Copies of the inputs with every floating tensor in float64."""
+    return {
+        name: value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else _copied(value)
+        for name, value in inputs.items()
+    }
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else copy.copy(value)
+
+
+def check_matches_reference(
+    op: Op, implementation: str, dims: Dims, dtype: torch.dtype, seed: int, margins: bool
+) -> None:
+    """Error against float64 within rounding; arguments and their surroundings left alone unless mutated."""
+    inputs = make_inputs(op.contract, dims, dtype, seed, margins=margins)
+    before = {name: _copied(value) for name, value in inputs.items()}
+    exact = run(op, op.reference, widened(inputs))
+    eager = run(op, op.reference, {name: _copied(value) for name, value in inputs.items()})
+    actual = run(op, op.implementations[implementation], inputs)
+    for name, value in actual.items():
+        assert_within_rounding(value, exact[name], eager[name], what=f"{op.name}/{implementation}: {name}")
+    for name, arg in op.contract.tensors.items():
+        value = inputs[name]
+        if value is None:
+            continue
+        assert margins_untouched(value), f"{op.name}/{implementation}: memory around {name} was written"
+        if not arg.mutated:
+            same = torch.equal(value.nan_to_num(), before[name].nan_to_num())
+            assert same, f"{op.name}/{implementation}: {name} was written"
+
+
+def check_invariances(op: Op, implementation: str, dims: Dims, dtype: torch.dtype, seed: int) -> None:
+    """Permuting or splitting the rows permutes or splits the results, within rounding."""
+    rows = op.contract.rows
+    assert rows is not None, f"{op.name} has no independent rows"
+    inputs = make_inputs(op.contract, dims, dtype, seed)
+    exact = run(op, op.reference, widened(inputs))
+    eager = run(op, op.reference, {name: _copied(value) for name, value in inputs.items()})
+    generator = torch.Generator().manual_seed(seed)
+    for selection in (torch.randperm(dims[rows], generator=generator), torch.arange((dims[rows] + 1) // 2)):
+        selected = {name: _select(op, name, value, selection) for name, value in inputs.items()}
+        actual = run(op, op.implementations[implementation], selected)
+        for name, value in actual.items():
+            what = f"{op.name}/{implementation}: {name} of selected rows"
+            assert_within_rounding(value, exact[name][selection], eager[name][selection], what=what)
+
+
+def _select(op: Op, name: str, value: Any, selection: torch.Tensor) -> Any:
+    arg = op.contract.args[name]
+    if isinstance(arg, Scalar) or value is None or not arg.sizes or arg.sizes[0].text != op.contract.rows:
+        return _copied(value)
+    return value[selection]
+
+
+def check_rejects_bad_input(op: Op) -> None:
+    """Every break of the contract is an OpError that names the op and the argument."""
+    dims = op.contract.test_dims(Pick.seeded(0))
+    good = make_inputs(op.contract, dims, torch.float32)
+    for name, arg in op.contract.args.items():
+        if isinstance(arg, Scalar):
+            bad: list[Any] = [value for value in _BAD_NUMBERS if type(value) is arg.type and not arg.valid(value)]
+            bad.append("text")
+        else:
+            value = good[name]
+            bad = ["text", value.to(torch.complex64), value[None], value.to("meta")]
+            if arg.contiguous and value.dim() and value.shape[-1] > 1:
+                bad.append(value.repeat_interleave(2, dim=-1)[..., ::2])
+            if not arg.optional:
+                bad.append(None)
+        for value in bad:
+            _assert_rejected(op, good | {name: value}, name)
+
+
+def _assert_rejected(op: Op, inputs: dict[str, Any], name: str) -> None:
+    try:
+        op(*inputs.values())
+    except OpError as error:
+        message = str(error)
+        # With one tensor on another device, either side of the disagreement may be named.
+        assert message.startswith(f"{op.name}: ") and (name in message or " must be on " in message), message
+        return
+    raise AssertionError(f"{op.name}: {name}={inputs[name]!r} was accepted")
+
+
+def check_opcheck(op: Op, implementation: str, dtype: torch.dtype) -> None:
+    """torch.library.opcheck: the schema tells the truth, and the fake matches in shape, stride and dtype."""
+    inputs = make_inputs(op.contract, op.contract.test_dims(Pick.seeded(1)), dtype)
+    with op.using(implementation):
+        torch.library.opcheck(op.torch_op, tuple(inputs.values()))
+
+
+def check_compiles_fullgraph(op: Op, implementation: str, dtype: torch.dtype) -> None:
+    """torch.compile sees one graph without breaks, and runs it to the same result."""
+    inputs = make_inputs(op.contract, op.contract.test_dims(Pick.seeded(2)), dtype)
+    expected = run(op, op.implementations[implementation], {name: _copied(value) for name, value in inputs.items()})
+    torch.compiler.reset()
+    with op.using(implementation):
+        compiled = torch.compile(lambda *args: op(*args), fullgraph=True, backend="aot_eager")
+        actual = run(op, compiled, inputs)
+    for name, value in actual.items():
+        same = torch.equal(value.nan_to_num(), expected[name].nan_to_num())
+        assert same, f"{op.name}/{implementation}: {name} differs when compiled"

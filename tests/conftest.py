@@ -1,0 +1,17 @@
+"""Settings that must stand before torch and triton are imported."""
+
+import os
+
+# Kernels run in Triton's interpreter here; tests that need the compiler start a process of their own.
+os.environ.setdefault("TRITON_INTERPRET", "1")
+# Tests run in parallel processes: one thread each.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "project", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
+settings.load_profile("project")

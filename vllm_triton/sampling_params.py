@@ -1,0 +1,131 @@
+"""SamplingParams: how one request wants its tokens drawn and when it ends."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm_triton.errors import RequestError
+
+# Below this temperature a row is greedy: dividing by it would overflow float32 logits.
+GREEDY_EPSILON = 1e-5
+MAX_LOGPROBS = 20
+MAX_CHOICES = 128
+SEED_LIMIT = 2**63
+
+
+@dataclass
+class SamplingParams:
+    """Settings of one request, named as vLLM names them.
+
+    Args:
+        n: choices returned for the prompt, 1..128.
+        presence_penalty: subtracted once from the logit of each token already generated, -2..2.
+        frequency_penalty: subtracted per occurrence in the output, -2..2.
+        repetition_penalty: divides positive and multiplies negative logits of tokens in prompt or output, > 0.
+        temperature: divides the logits, >= 0; below 1e-5 the most likely token is taken.
+        top_p: smallest set of most likely tokens whose mass reaches it, 0 < top_p <= 1.
+        top_k: number of most likely tokens kept; 0 or -1 keeps all.
+        min_p: drops tokens less likely than min_p times the most likely one, 0..1.
+        seed: makes the request's draws reproducible, whatever else is in the batch; 0 <= seed < 2**63.
+        stop: strings that end the answer; they are cut off unless include_stop_str_in_output.
+        stop_token_ids: token ids that end the answer.
+        ignore_eos: goes on after the model's end-of-sequence token.
+        max_tokens: tokens generated at most, >= 1; None means up to the context's end.
+        min_tokens: tokens before which neither EOS nor a stop token can be drawn.
+        logprobs: log-probabilities of the k most likely tokens and of the sampled one, 0..20; None for none.
+        logit_bias: added to the logits of these token ids, -100..100 each.
+        detokenize: False returns ids alone, without text.
+        skip_special_tokens: leaves special tokens out of the text.
+        include_stop_str_in_output: keeps the stop string (or the stop token's text) in the text.
+    Raises: RequestError, which names the field.
+    """
+
+    n: int = 1
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: list[str] = field(default_factory=list)
+    stop_token_ids: list[int] = field(default_factory=list)
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    logprobs: int | None = None
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+
+    def __post_init__(self) -> None:
+        if self.stop is None:
+            self.stop = []
+        elif isinstance(self.stop, str):
+            self.stop = [self.stop]
+        self.stop_token_ids = list(self.stop_token_ids or [])
+        self.logit_bias = _int_keys(self.logit_bias or {})
+        if self.top_k == -1:
+            self.top_k = 0
+        self._verify()
+
+    def _verify(self) -> None:
+        _integer("n", self.n, 1, MAX_CHOICES)
+        _number("presence_penalty", self.presence_penalty, -2, 2)
+        _number("frequency_penalty", self.frequency_penalty, -2, 2)
+        _number("repetition_penalty", self.repetition_penalty, 0, math.inf, low_open=True)
+        _number("temperature", self.temperature, 0, math.inf)
+        _number("top_p", self.top_p, 0, 1, low_open=True)
+        _integer("top_k", self.top_k, 0, None, also="(or -1) to keep all tokens")
+        _number("min_p", self.min_p, 0, 1)
+        if self.seed is not None:
+            _integer("seed", self.seed, 0, SEED_LIMIT - 1)
+        if self.max_tokens is not None:
+            _integer("max_tokens", self.max_tokens, 1, None)
+        _integer("min_tokens", self.min_tokens, 0, self.max_tokens, also="and at most max_tokens")
+        if self.logprobs is not None:
+            _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if not all(isinstance(s, str) and s for s in self.stop):
+            raise RequestError(f"stop must hold non-empty strings, got {self.stop!r}", "stop")
+        if self.stop and not self.detokenize:
+            raise RequestError("stop needs detokenize=True: stop strings are found in the text", "stop")
+        for token in self.stop_token_ids:
+            _integer("stop_token_ids", token, 0, None)
+        for token, bias in self.logit_bias.items():
+            _integer("logit_bias", token, 0, None)
+            _number("logit_bias", bias, -100, 100)
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature < GREEDY_EPSILON
+
+    def verify_vocabulary(self, vocab_size: int) -> None:
+        """Refuses token ids that the model does not have."""
+        for name, ids in (("logit_bias", self.logit_bias), ("stop_token_ids", self.stop_token_ids)):
+            for token in ids:
+                if token >= vocab_size:
+                    raise RequestError(f"{name} must hold token ids below {vocab_size}, got {token}", name)
+
+
+def _int_keys(mapping: dict[Any, Any]) -> dict[int, float]:
+    try:
+        return {int(token): bias for token, bias in mapping.items()}
+    except (TypeError, ValueError, AttributeError) as error:
+        raise RequestError(f"logit_bias must map token ids to numbers, got {mapping!r}", "logit_bias") from error
+
+
+def _number(name: str, value: Any, low: float, high: float, low_open: bool = False) -> None:
+    wrong_type = isinstance(value, bool) or not isinstance(value, int | float)
+    if wrong_type or not math.isfinite(value) or not low <= value <= high or (low_open and value == low):
+        range_text = f"{'above' if low_open else 'at least'} {low}" + (
+            f" and at most {high}" if high < math.inf else ""
+        )
+        raise RequestError(f"{name} must be a finite number {range_text}, got {value!r}", name)
+
+
+def _integer(name: str, value: Any, low: int, high: int | None, also: str = "") -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
+        range_text = f"at least {low}" + (f" and at most {high}" if high is not None else "")
+        raise RequestError(f"{name} must be an integer {range_text} {also}".rstrip() + f", got {value!r}", name)
