@@ -1,0 +1,84 @@
+"""A checkpoint in one GGUF file: names mapped to Hugging Face's, tensors dequantised one at a time."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from vllm_triton.errors import ModelError
+from vllm_triton.loading.checkpoint import Checkpoint
+from vllm_triton.loading.gguf_config import architecture, config_from_gguf, generation_config_from_gguf
+from vllm_triton.loading.gguf_file import GgufFile
+from vllm_triton.tokenizer import Tokenizer
+
+_TOP_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_LAYER_PATTERN = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+_TOP_PATTERN = re.compile(r"(\w+)\.(weight|bias)")
+
+# The rope factors reach the model through the configuration's rope_scaling.
+_CONFIG_TENSORS = {"rope_freqs.weight"}
+# Only this architecture's converter reorders the rows of q and k, for rope over neighbouring pairs.
+_PERMUTED_ARCHITECTURE = "llama"
+
+
+def hugging_face_name(name: str) -> str:
+    """Hugging Face's name of a GGUF tensor. Raises: ModelError for a name no supported architecture has."""
+    if match := _LAYER_PATTERN.fullmatch(name):
+        layer, part, kind = match.groups()
+        if part in _LAYER_NAMES:
+            return f"model.layers.{layer}.{_LAYER_NAMES[part]}.{kind}"
+    elif (match := _TOP_PATTERN.fullmatch(name)) and match[1] in _TOP_NAMES:
+        return f"{_TOP_NAMES[match[1]]}.{match[2]}"
+    raise ModelError(f"GGUF tensor {name} is not part of a supported architecture")
+
+
+def unpermute_rows(rows: np.ndarray, num_heads: int) -> np.ndarray:
+    """Undoes the row order of GGUF's llama q and k: each head's interleaved pairs become two halves.
+
+    Args:
+        rows: [num_heads * head_dim, ...], weights, biases or packed rows.
+    Returns: the same rows in Hugging Face's order.
+    """
+    half = rows.shape[0] // num_heads // 2
+    return rows.reshape(num_heads, half, 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
+
+
+class GgufCheckpoint(Checkpoint):
+    """One .gguf file. All names and types are checked when it is opened, before any tensor is read."""
+
+    def __init__(self, path: Path):
+        self.source = str(path)
+        self.file = GgufFile(path)
+        self.config = config_from_gguf(self.file)
+        self.generation_config = generation_config_from_gguf(self.file.metadata)
+        self.torch_dtype = None
+        self._names = {name: hugging_face_name(name) for name in self.file.tensors if name not in _CONFIG_TENSORS}
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        permuted = architecture(self.file.metadata) == _PERMUTED_ARCHITECTURE
+        for gguf_name, name in self._names.items():
+            values = self.file.dequantize(self.file.tensors[gguf_name])
+            if permuted and ".q_proj." in name:
+                values = unpermute_rows(values, self.config["num_attention_heads"])
+            elif permuted and ".k_proj." in name:
+                values = unpermute_rows(values, self.config["num_key_value_heads"])
+            # Copies only what is out of order or still a view of the read-only file, which torch cannot hold.
+            yield name, torch.from_numpy(np.require(values, requirements=["C", "W"]))
+
+    def load_tokenizer(self) -> Tokenizer:
+        return Tokenizer.from_gguf(self.file.metadata)

@@ -1,0 +1,51 @@
+"""Fills a model's parameters from named tensors, or with random values."""
+
+from collections.abc import Iterable
+from typing import Protocol
+
+import torch
+
+from vllm_triton.errors import ModelError
+
+# Small enough that activations of any depth stay finite in float16.
+DUMMY_STD = 0.02
+
+
+class LoadableModel(Protocol):
+    def weight_slots(self) -> Iterable[tuple[str, torch.Tensor]]: ...
+
+    def surplus_names(self) -> tuple[str, ...]: ...
+
+
+def load_weights(model: LoadableModel, tensors: Iterable[tuple[str, torch.Tensor]], source: str) -> None:
+    """Copies every tensor into its slot, one at a time.
+
+    Raises: ModelError for a missing, surplus or misshapen tensor, which names it.
+    """
+    slots = dict(model.weight_slots())
+    empty = dict.fromkeys(slots)
+    for name, tensor in tensors:
+        slot = slots.get(name)
+        if slot is None:
+            if name.endswith(model.surplus_names()):
+                continue
+            raise ModelError(
+                f"{source}: tensor {name} has no place in this model; does config.json belong to these weights?"
+            )
+        if name not in empty:
+            raise ModelError(f"{source}: tensor {name} occurs twice")
+        if tensor.shape != slot.shape:
+            raise ModelError(f"{source}: tensor {name} must have shape {list(slot.shape)}, got {list(tensor.shape)}")
+        slot.copy_(tensor)
+        del empty[name]
+    if empty:
+        names = ", ".join(list(empty)[:5]) + (f" and {len(empty) - 5} more" if len(empty) > 5 else "")
+        raise ModelError(f"{source}: tensor {names} is missing")
+
+
+def fill_dummy_weights(model: LoadableModel, seed: int) -> None:
+    """Random weights from a seed: norms around 1, everything else around 0."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, slot in model.weight_slots():
+        mean = 1.0 if "norm" in name else 0.0
+        slot.copy_(torch.empty(slot.shape).normal_(mean, DUMMY_STD, generator=generator))
