@@ -18,29 +18,30 @@ class Platform:
         priority: implementations of every op, best first.
         op_priority: the same for single ops whose best differs.
         default_dtype: for checkpoints that do not say.
+        kv_cache_fraction: share of the free memory, after the weights, that the KV cache takes by default.
     """
 
     name: str
     device: str
     priority: tuple[str, ...]
     default_dtype: torch.dtype
+    kv_cache_fraction: float
     op_priority: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def order(self, op: str) -> tuple[str, ...]:
         return self.op_priority.get(op, self.priority)
 
-    def available_memory(self) -> int:
-        """Bytes that can be allocated now."""
-        if self.device == "cpu":
-            return _available_host_memory()
-        return torch.cuda.mem_get_info()[0]
+    def kv_cache_memory(self) -> int:
+        """Bytes that the KV cache may take of what is free now."""
+        free = _available_host_memory() if self.device == "cpu" else torch.cuda.mem_get_info()[0]
+        return int(free * self.kv_cache_fraction)
 
 
 # On the CPU, torch's vectorised implementations serve until Triton has a backend there.
-CPU = Platform("cpu", "cpu", ("torch", "triton", "reference"), torch.bfloat16)
+CPU = Platform("cpu", "cpu", ("torch", "triton", "reference"), torch.bfloat16, 0.25)
 _LIBRARY_FIRST = {"linear": ("torch", "triton", "reference")}
-CUDA = Platform("cuda", "cuda", ("triton", "torch", "reference"), torch.bfloat16, _LIBRARY_FIRST)
-HIP = Platform("hip", "cuda", ("triton", "torch", "reference"), torch.bfloat16, _LIBRARY_FIRST)
+CUDA = Platform("cuda", "cuda", ("triton", "torch", "reference"), torch.bfloat16, 0.8, _LIBRARY_FIRST)
+HIP = Platform("hip", "cuda", ("triton", "torch", "reference"), torch.bfloat16, 0.8, _LIBRARY_FIRST)
 
 
 @functools.cache

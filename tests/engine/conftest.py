@@ -1,0 +1,25 @@
+import os
+
+import pytest
+from tiny import make_tiny
+
+from vllm_triton import LLM
+from vllm_triton.loading import find_demo_model
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory) -> str:
+    """A tiny Llama without a tokenizer."""
+    folder = tmp_path_factory.mktemp(f"tiny-{os.getpid()}")
+    make_tiny("llama3", folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def tiny_llm(tiny_folder) -> LLM:
+    return LLM(tiny_folder, dtype="float32", skip_tokenizer_init=True, num_kv_blocks=64, max_num_seqs=8)
+
+
+@pytest.fixture(scope="module")
+def demo_llm() -> LLM:
+    return LLM(str(find_demo_model()), dtype="float32", max_model_len=256, max_num_seqs=8)

@@ -1,0 +1,57 @@
+"""Greedy tokens of every family equal transformers' in float32, however the batch is cut."""
+
+import random
+
+import pytest
+from tiny import FAMILIES, VOCAB_SIZE, greedy_tokens, make_tiny
+
+from vllm_triton import LLM, SamplingParams
+
+NEW_TOKENS = 14
+
+
+def _prompts(seed: int, lengths: list[int]) -> list[list[int]]:
+    draw = random.Random(seed)
+    return [[draw.randrange(3, VOCAB_SIZE) for _ in range(length)] for length in lengths]
+
+
+def _generate(llm: LLM, prompts: list[list[int]]) -> list[list[int]]:
+    # transformers bans EOS up to min_new_tokens; the same here, so that both go on.
+    params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, min_tokens=NEW_TOKENS)
+    outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+def _llm(folder, **settings) -> LLM:
+    defaults = {"dtype": "float32", "skip_tokenizer_init": True, "num_kv_blocks": 64, "max_num_seqs": 8}
+    return LLM(str(folder), **(defaults | settings))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_tokens_equal_transformers(family, tmp_path):
+    sharded = {"max_shard_size": "40KB"} if family in ("llama2", "qwen3") else {}
+    model = make_tiny(family, tmp_path, **sharded)
+    assert bool(sharded) == (len(list(tmp_path.glob("*.safetensors"))) > 1)
+    prompts = _prompts(1, [1, 5, 17, 40, 33])
+    prompts.append([*prompts[3][:32], 7, 8, 9])  # shares two blocks with another
+    expected = [greedy_tokens(model, prompt, NEW_TOKENS) for prompt in prompts]
+
+    batched = _llm(tmp_path)
+    assert [_generate(batched, [prompt])[0] for prompt in prompts] == expected, "one at a time, then prefix-cached"
+    assert _generate(batched, prompts) == expected, "batched and prefix-cached"
+    assert batched.core.scheduler.stats().prefix_cache_hits > 0
+
+    chunked = _llm(tmp_path, max_num_batched_tokens=8, enable_prefix_caching=False)
+    assert _generate(chunked, prompts) == expected, "prompts in chunks of at most 8 tokens"
+
+    tiny_pool = _llm(tmp_path, block_size=4, num_kv_blocks=17, max_num_batched_tokens=64)
+    assert _generate(tiny_pool, prompts) == expected, "preempted"
+    assert tiny_pool.core.scheduler.stats().num_preemptions > 0
+
+
+@pytest.mark.parametrize("block_size", [1, 8, 64])
+def test_block_size_does_not_change_tokens(block_size, tmp_path):
+    model = make_tiny("llama3", tmp_path)
+    prompts = _prompts(2, [3, 31, 64])
+    expected = [greedy_tokens(model, prompt, NEW_TOKENS) for prompt in prompts]
+    assert _generate(_llm(tmp_path, block_size=block_size, num_kv_blocks=300), prompts) == expected

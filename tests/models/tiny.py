@@ -1,0 +1,75 @@
+"""Tiny random models of each family, written as Hugging Face folders by transformers."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+VOCAB_SIZE = 199
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "initializer_range": 0.3,  # far from uniform logits, so that greedy tokens vary
+}
+_LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+_YARN_ROPE = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+
+# name -> (transformers' model, what differs from _COMMON)
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama2": ("Llama", {"num_key_value_heads": 6, "tie_word_embeddings": False}),
+    "llama3": ("Llama", {"rope_parameters": _LLAMA3_ROPE, "tie_word_embeddings": True}),
+    "llama-yarn-bias": ("Llama", {"rope_parameters": _YARN_ROPE, "attention_bias": True, "mlp_bias": True}),
+    "llama-linear": ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}}),
+    "mistral": ("Mistral", {"sliding_window": 12, "head_dim": 16}),
+    "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
+    "qwen2-window": ("Qwen2", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}),
+    "qwen3": ("Qwen3", {"head_dim": 20, "attention_bias": True}),
+}
+
+
+def make_tiny(family: str, folder: Path, seed: int = 0, max_shard_size: str = "5GB") -> Any:
+    """Writes the model in float32 and returns transformers' own copy of it."""
+    import transformers
+
+    name, different = FAMILIES[family]
+    config = getattr(transformers, f"{name}Config")(**(_COMMON | different))
+    config._attn_implementation = "eager"
+    torch.manual_seed(seed)
+    model = getattr(transformers, f"{name}ForCausalLM")(config).float().eval()
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            if parameter_name.endswith("norm.weight"):
+                parameter.normal_(1.0, 0.2)
+            elif parameter_name.endswith("bias"):
+                parameter.normal_(0.0, 0.3)
+    model.save_pretrained(folder, max_shard_size=max_shard_size)
+    return model
+
+
+def greedy_tokens(model: Any, prompt: list[int], count: int) -> list[int]:
+    """What transformers generates, without an end-of-sequence token."""
+    ids = torch.tensor([prompt])
+    with torch.no_grad():
+        out = model.generate(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=count,
+            min_new_tokens=count,
+            do_sample=False,
+        )
+    return out[0, len(prompt) :].tolist()

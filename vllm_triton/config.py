@@ -1,0 +1,84 @@
+"""EngineConfig: every setting of the engine, checked once."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm_triton.errors import ConfigError
+
+DTYPES = ("auto", "float32", "float16", "bfloat16")
+LOAD_FORMATS = ("auto", "dummy")
+SCHEDULING_POLICIES = ("fcfs", "priority")
+DTYPE_ALIASES = {"float": "float32", "half": "float16", "bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+
+
+@dataclass
+class EngineConfig:
+    """Settings of one engine, named as vLLM names them.
+
+    Args:
+        model: a Hugging Face folder, a .gguf file, or a hub id.
+        dtype: of weights, activations and KV cache; "auto" takes the checkpoint's, or the platform's default.
+        max_model_len: longest sequence in tokens, prompt and output; None takes the model's context length.
+        num_kv_blocks: blocks of the KV cache, the null block included; None derives it from the memory available.
+        block_size: tokens per block of the KV cache, a power of two.
+        max_num_seqs: requests in one step at most.
+        max_num_batched_tokens: tokens in one step at most.
+        long_prefill_token_threshold: tokens of one prompt in one step at most, while others run too; 0 for no limit.
+        enable_prefix_caching: reuses the KV blocks of equal prompt beginnings.
+        scheduling_policy: "fcfs" or "priority".
+        seed: of the draws of requests without a seed, and of dummy weights.
+        kernels: op name -> implementation name.
+        optimization_level: 0..3; None takes the platform's default.
+        load_format: "auto", or "dummy" for random weights.
+        skip_tokenizer_init: takes and returns token ids only.
+    Raises: ConfigError, which names the setting.
+    """
+
+    model: str
+    dtype: str = "auto"
+    max_model_len: int | None = None
+    num_kv_blocks: int | None = None
+    block_size: int = 16
+    max_num_seqs: int = 128
+    max_num_batched_tokens: int = 2048
+    long_prefill_token_threshold: int = 0
+    enable_prefix_caching: bool = True
+    scheduling_policy: str = "fcfs"
+    seed: int = 0
+    kernels: dict[str, str] = field(default_factory=dict)
+    optimization_level: int | None = None
+    load_format: str = "auto"
+    skip_tokenizer_init: bool = False
+
+    def __post_init__(self) -> None:
+        self.model = str(self.model)
+        self.dtype = str(self.dtype).removeprefix("torch.")
+        self.dtype = DTYPE_ALIASES.get(self.dtype, self.dtype)
+        _one_of("dtype", self.dtype, DTYPES)
+        _one_of("load_format", self.load_format, LOAD_FORMATS)
+        _one_of("scheduling_policy", self.scheduling_policy, SCHEDULING_POLICIES)
+        _at_least("max_model_len", self.max_model_len, 2)
+        _at_least("num_kv_blocks", self.num_kv_blocks, 2)
+        _at_least("block_size", self.block_size, 1)
+        if self.block_size & (self.block_size - 1):
+            raise ConfigError(f"block_size must be a power of two, got {self.block_size}")
+        _at_least("max_num_seqs", self.max_num_seqs, 1)
+        _at_least("max_num_batched_tokens", self.max_num_batched_tokens, 1)
+        _at_least("long_prefill_token_threshold", self.long_prefill_token_threshold, 0)
+        _at_least("seed", self.seed, 0)
+        if self.optimization_level is not None:
+            _one_of("optimization_level", self.optimization_level, (0, 1, 2, 3))
+        if not isinstance(self.kernels, dict):
+            raise ConfigError(f"kernels must map op names to implementation names, got {self.kernels!r}")
+
+
+def _one_of(name: str, value: Any, options: tuple[Any, ...]) -> None:
+    if value not in options or isinstance(value, bool):
+        raise ConfigError(f"{name} must be one of {', '.join(map(str, options))}, got {value!r}")
+
+
+def _at_least(name: str, value: Any, least: int) -> None:
+    if value is None and name in ("max_model_len", "num_kv_blocks"):
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(f"{name} must be an integer of at least {least}, got {value!r}")

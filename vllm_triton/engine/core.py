@@ -1,0 +1,69 @@
+"""The engine core: one loop of schedule, run, update. It speaks in messages and knows no text."""
+
+import dataclasses
+import logging
+import random
+
+from vllm_triton.config import EngineConfig
+from vllm_triton.engine.messages import EngineOutput, EngineRequest, EngineStep
+from vllm_triton.kv_cache.manager import KVCacheManager
+from vllm_triton.runner.load import load_model
+from vllm_triton.sampling_params import SEED_LIMIT
+from vllm_triton.scheduler.config import SchedulerConfig
+from vllm_triton.scheduler.scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
+
+
+class EngineCore:
+    """Not thread-safe: one thread adds, aborts and steps.
+
+    Raises: ConfigError, ModelError, RegistryError.
+    """
+
+    def __init__(self, config: EngineConfig):
+        loaded = load_model(config)
+        self.model_config = loaded.model_config
+        self.checkpoint = loaded.checkpoint
+        self.max_model_len = loaded.max_model_len
+        self.runner = loaded.runner
+        self.scheduler = Scheduler(
+            SchedulerConfig(
+                max_num_seqs=config.max_num_seqs,
+                max_num_batched_tokens=config.max_num_batched_tokens,
+                max_model_len=loaded.max_model_len,
+                long_prefill_token_threshold=config.long_prefill_token_threshold,
+                policy=config.scheduling_policy,
+                enable_prefix_caching=config.enable_prefix_caching,
+            ),
+            KVCacheManager(loaded.num_kv_blocks, config.block_size, config.enable_prefix_caching),
+        )
+        self._seeds = random.Random(config.seed)
+        if config.optimization_level:
+            logger.warning(
+                "optimization level %d asks for compiled and captured steps, which do not exist yet: running eagerly, "
+                "as at level 0",
+                config.optimization_level,
+            )
+
+    def add_request(self, request: EngineRequest) -> None:
+        """Raises: RequestError."""
+        if request.params.seed is None:
+            # Fixed here, so that a preemption does not change the request's draws.
+            seed = self._seeds.randrange(SEED_LIMIT)
+            request = dataclasses.replace(request, params=dataclasses.replace(request.params, seed=seed))
+        self.scheduler.add_request(request)
+
+    def abort_requests(self, request_ids: list[str]) -> list[EngineOutput]:
+        """Ends requests and frees their blocks; unknown ids are ignored, since they may just have ended."""
+        return self.scheduler.abort_requests(request_ids)
+
+    def has_unfinished_requests(self) -> bool:
+        return self.scheduler.has_unfinished_requests()
+
+    def step(self) -> EngineStep:
+        """One forward of the model over whatever is scheduled."""
+        scheduler_output = self.scheduler.schedule()
+        runner_output = self.runner.execute(scheduler_output)
+        outputs = self.scheduler.update_from_output(scheduler_output, runner_output)
+        return EngineStep(outputs, self.scheduler.stats())

@@ -1,0 +1,1 @@
+"""Decoders and their configurations."""

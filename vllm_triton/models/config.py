@@ -1,0 +1,181 @@
+"""ModelConfig: what a checkpoint's config.json says about a decoder, in one form for all families."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from vllm_triton.errors import ModelError
+
+# Families of the one decoder in models/llama.py; SmolLM2 is LlamaForCausalLM.
+ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """Rotary embedding.
+
+    Args:
+        theta: base of the frequencies.
+        rotary_size: dimensions of a head that are rotated.
+        kind: one of ROPE_TYPES.
+        parameters: the settings of that kind, as the checkpoint names them.
+    """
+
+    theta: float
+    rotary_size: int
+    kind: str
+    parameters: dict[str, Any]
+    max_position: int
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A decoder of the Llama family.
+
+    layer_windows: per layer, how many of the last positions a query sees, itself included; 0 for all.
+    eos_token_ids: ids that end a sequence.
+    """
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    rms_norm_eps: float
+    max_position: int
+    tie_word_embeddings: bool
+    qkv_bias: bool
+    output_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    layer_windows: tuple[int, ...]
+    rope: RopeConfig
+    eos_token_ids: frozenset[int]
+
+    @classmethod
+    def from_hf(cls, config: dict[str, Any], generation_config: dict[str, Any], source: str) -> "ModelConfig":
+        """Reads a config.json (and generation_config.json for the EOS ids).
+
+        Raises: ModelError, which names the field that is missing or not supported.
+        """
+        fields = _Fields(config, source)
+        architecture = _architecture(fields)
+        if config.get("quantization_config"):
+            method = config["quantization_config"].get("quant_method", "unknown")
+            raise fields.error("quantization_config", f"{method!r} is not supported; use an unquantised checkpoint")
+        if (act := config.get("hidden_act", "silu")) != "silu":
+            raise fields.error("hidden_act", f"must be 'silu', got {act!r}")
+        num_heads = fields.integer("num_attention_heads")
+        num_kv_heads = fields.integer("num_key_value_heads", num_heads)
+        if num_heads % num_kv_heads:
+            raise fields.error(
+                "num_key_value_heads", f"must divide num_attention_heads={num_heads}, got {num_kv_heads}"
+            )
+        hidden_size = fields.integer("hidden_size")
+        head_size = fields.integer("head_dim", hidden_size // num_heads)
+        num_layers = fields.integer("num_hidden_layers")
+        max_position = fields.integer("max_position_embeddings")
+        attention_bias = bool(config.get("attention_bias", False))
+        return cls(
+            architecture=architecture,
+            vocab_size=fields.integer("vocab_size"),
+            hidden_size=hidden_size,
+            intermediate_size=fields.integer("intermediate_size"),
+            num_layers=num_layers,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_size=head_size,
+            rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+            max_position=max_position,
+            tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
+            qkv_bias=architecture == "Qwen2ForCausalLM" or attention_bias,
+            output_bias=architecture != "Qwen2ForCausalLM" and attention_bias,
+            mlp_bias=bool(config.get("mlp_bias", False)),
+            qk_norm=architecture == "Qwen3ForCausalLM",
+            layer_windows=_layer_windows(fields, architecture, num_layers),
+            rope=_rope(fields, head_size, max_position),
+            eos_token_ids=_eos_token_ids(config, generation_config),
+        )
+
+
+class _Fields:
+    """A config.json with errors that name the field and the file."""
+
+    def __init__(self, config: dict[str, Any], source: str):
+        self.config = config
+        self.source = source
+
+    def error(self, name: str, problem: str) -> ModelError:
+        return ModelError(f"{self.source}: config field {name} {problem}")
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        value = self.config.get(name)
+        if value is None:
+            value = default
+        if value is None:
+            raise self.error(name, "is missing")
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise self.error(name, f"must be a positive integer, got {value!r}")
+        return value
+
+
+def _architecture(fields: _Fields) -> str:
+    named = fields.config.get("architectures") or []
+    for architecture in named:
+        if architecture in ARCHITECTURES:
+            return architecture
+    raise fields.error("architectures", f"must name one of {', '.join(ARCHITECTURES)}, got {named}")
+
+
+def _layer_windows(fields: _Fields, architecture: str, num_layers: int) -> tuple[int, ...]:
+    config = fields.config
+    window = config.get("sliding_window")
+    if architecture == "LlamaForCausalLM" or window is None:
+        return (0,) * num_layers
+    if architecture == "MistralForCausalLM":
+        return (fields.integer("sliding_window"),) * num_layers
+    if not config.get("use_sliding_window", False):
+        return (0,) * num_layers
+    kinds = config.get("layer_types")
+    if kinds is None:
+        first = config.get("max_window_layers", num_layers)
+        kinds = ["sliding_attention" if layer >= first else "full_attention" for layer in range(num_layers)]
+    if len(kinds) != num_layers or set(kinds) - {"sliding_attention", "full_attention"}:
+        raise fields.error("layer_types", f"must name sliding_attention or full_attention per layer, got {kinds}")
+    return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
+
+
+def _rope(fields: _Fields, head_size: int, max_position: int) -> RopeConfig:
+    # Newer files hold one rope_parameters; older ones rope_theta beside an optional rope_scaling.
+    parameters = dict(fields.config.get("rope_scaling") or {}) | dict(fields.config.get("rope_parameters") or {})
+    theta = parameters.pop("rope_theta", None) or fields.config.get("rope_theta") or 10000.0
+    kind = parameters.pop("rope_type", None) or parameters.pop("type", None) or "default"
+    parameters.pop("type", None)
+    if kind not in ROPE_TYPES:
+        raise fields.error("rope_scaling", f"must be of type {', '.join(ROPE_TYPES)}, got {kind!r}")
+    fraction = parameters.pop("partial_rotary_factor", None) or fields.config.get("partial_rotary_factor") or 1.0
+    needed = {"linear": ["factor"], "yarn": ["factor"]}.get(kind, [])
+    if kind == "llama3":
+        needed = ["factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"]
+    missing = [name for name in needed if name not in parameters]
+    if missing:
+        raise fields.error("rope_scaling", f"of type {kind} must have {', '.join(missing)}")
+    return RopeConfig(float(theta), int(head_size * fraction), kind, parameters, max_position)
+
+
+def _eos_token_ids(config: dict[str, Any], generation_config: dict[str, Any]) -> frozenset[int]:
+    ids: set[int] = set()
+    for source in (generation_config, config):
+        value = source.get("eos_token_id")
+        if value is not None:
+            ids.update([value] if isinstance(value, int) else value)
+    return frozenset(ids)
+
+
+def parse_dtype(name: str) -> torch.dtype:
+    return {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}[name]

@@ -1,0 +1,211 @@
+"""The Llama family: Llama 2 and 3, SmolLM2, Mistral (window), Qwen2 (bias), Qwen3 (norm of queries and keys).
+
+One decoder, told apart by ModelConfig. Shapes: T tokens of the step, E hidden, H query heads, G KV heads, D head size.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import cast
+
+import torch
+from torch import nn
+
+from vllm_triton import ops
+from vllm_triton.models.attention_metadata import AttentionMetadata
+from vllm_triton.models.config import ModelConfig
+from vllm_triton.models.rope import cos_sin_table
+
+KVCache = tuple[torch.Tensor, torch.Tensor]  # keys and values of one layer, each [P, S, G, D]
+
+
+def _parameter(*shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.empty(*shape), requires_grad=False)
+
+
+class Linear(nn.Module):
+    """x [T, K] -> [T, N]; the weight may hold several projections of x, stacked along N."""
+
+    def __init__(self, in_size: int, out_size: int, bias: bool):
+        super().__init__()
+        self.weight = _parameter(out_size, in_size)
+        self.bias = _parameter(out_size) if bias else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return ops.linear(x, self.weight, self.bias)
+
+
+class RMSNorm(nn.Module):
+    """With a residual: adds x to it first, and returns (normed, new residual)."""
+
+    def __init__(self, size: int, eps: float):
+        super().__init__()
+        self.weight = _parameter(size)
+        self.eps = eps
+
+    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return ops.fused_add_rms_norm(x, residual, self.weight, self.eps)
+
+    def alone(self, x: torch.Tensor) -> torch.Tensor:
+        return ops.rms_norm(x, self.weight, self.eps)
+
+
+class Attention(nn.Module):
+    def __init__(self, config: ModelConfig, layer: int):
+        super().__init__()
+        self.num_heads, self.num_kv_heads, self.head_size = config.num_heads, config.num_kv_heads, config.head_size
+        self.query_size = config.num_heads * config.head_size
+        self.kv_size = config.num_kv_heads * config.head_size
+        self.window = config.layer_windows[layer]
+        self.scale = config.head_size**-0.5
+        self.qkv_proj = Linear(config.hidden_size, self.query_size + 2 * self.kv_size, config.qkv_bias)
+        self.o_proj = Linear(self.query_size, config.hidden_size, config.output_bias)
+        self.q_norm = RMSNorm(config.head_size, config.rms_norm_eps) if config.qk_norm else None
+        self.k_norm = RMSNorm(config.head_size, config.rms_norm_eps) if config.qk_norm else None
+
+    def forward(
+        self,
+        x: torch.Tensor,  # [T, E]
+        positions: torch.Tensor,  # [T]
+        cos_sin: torch.Tensor,  # [M, R]
+        attention: AttentionMetadata,
+        kv_cache: KVCache,
+    ) -> torch.Tensor:
+        num_tokens = x.shape[0]
+        query, key, value = self.qkv_proj(x).split([self.query_size, self.kv_size, self.kv_size], dim=-1)
+        if self.q_norm is not None and self.k_norm is not None:
+            query = self.q_norm.alone(query.reshape(-1, self.head_size)).view(num_tokens, self.query_size)
+            key = self.k_norm.alone(key.reshape(-1, self.head_size)).view(num_tokens, self.kv_size)
+        query = query.view(num_tokens, self.num_heads, self.head_size)
+        key = key.view(num_tokens, self.num_kv_heads, self.head_size)
+        value = value.view(num_tokens, self.num_kv_heads, self.head_size)
+        query, key = ops.rotary_embedding(positions, query, key, cos_sin, False)
+        key_cache, value_cache = kv_cache
+        ops.reshape_and_cache(key, value, key_cache, value_cache, attention.slot_mapping)
+        out = torch.empty_like(query)
+        ops.paged_attention(
+            out,
+            query,
+            key_cache,
+            value_cache,
+            attention.block_table,
+            attention.seq_lens,
+            attention.query_start_loc,
+            self.scale,
+            self.window,
+        )
+        return self.o_proj(out.view(num_tokens, self.query_size))
+
+
+class MLP(nn.Module):
+    def __init__(self, config: ModelConfig):
+        super().__init__()
+        self.gate_up_proj = Linear(config.hidden_size, 2 * config.intermediate_size, config.mlp_bias)
+        self.down_proj = Linear(config.intermediate_size, config.hidden_size, config.mlp_bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down_proj(ops.silu_and_mul(self.gate_up_proj(x)))
+
+
+class DecoderLayer(nn.Module):
+    def __init__(self, config: ModelConfig, layer: int):
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = Attention(config, layer)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = MLP(config)
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        positions: torch.Tensor,
+        cos_sin: torch.Tensor,
+        attention: AttentionMetadata,
+        kv_cache: KVCache,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if residual is None:
+            x, residual = self.input_layernorm.alone(x), x
+        else:
+            x, residual = self.input_layernorm(x, residual)
+        x = self.self_attn(x, positions, cos_sin, attention, kv_cache)
+        x, residual = self.post_attention_layernorm(x, residual)
+        return self.mlp(x), residual
+
+    def weight_slots(self) -> Iterator[tuple[str, torch.Tensor]]:
+        attention, mlp = self.self_attn, self.mlp
+        query_end, key_end = attention.query_size, attention.query_size + attention.kv_size
+        middle = mlp.gate_up_proj.weight.shape[0] // 2
+        parts = {
+            "self_attn.q_proj": (attention.qkv_proj, slice(0, query_end)),
+            "self_attn.k_proj": (attention.qkv_proj, slice(query_end, key_end)),
+            "self_attn.v_proj": (attention.qkv_proj, slice(key_end, None)),
+            "self_attn.o_proj": (attention.o_proj, slice(None)),
+            "mlp.gate_proj": (mlp.gate_up_proj, slice(0, middle)),
+            "mlp.up_proj": (mlp.gate_up_proj, slice(middle, None)),
+            "mlp.down_proj": (mlp.down_proj, slice(None)),
+        }
+        for name, (linear, rows) in parts.items():
+            yield f"{name}.weight", linear.weight[rows]
+            if linear.bias is not None:
+                yield f"{name}.bias", linear.bias[rows]
+        yield "input_layernorm.weight", self.input_layernorm.weight
+        yield "post_attention_layernorm.weight", self.post_attention_layernorm.weight
+        if attention.q_norm is not None and attention.k_norm is not None:
+            yield "self_attn.q_norm.weight", attention.q_norm.weight
+            yield "self_attn.k_norm.weight", attention.k_norm.weight
+
+
+class LlamaForCausalLM(nn.Module):
+    """Args: max_positions: rows of the table of rotary angles, the longest sequence in tokens."""
+
+    def __init__(self, config: ModelConfig, max_positions: int):
+        super().__init__()
+        self.config = config
+        self.embed_tokens = _parameter(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(DecoderLayer(config, layer) for layer in range(config.num_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        # A tied head has no parameter of its own: moving the module would make two of one.
+        self.untied_head = None if config.tie_word_embeddings else _parameter(config.vocab_size, config.hidden_size)
+        self.max_positions = max_positions
+        self.register_buffer("cos_sin", torch.empty(0), persistent=False)
+
+    def finish_loading(self, device: torch.device | str) -> None:
+        """Makes what is computed rather than loaded."""
+        self.cos_sin = cos_sin_table(self.config.rope, self.max_positions, device)
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,  # [T] int64
+        positions: torch.Tensor,  # [T] int64
+        attention: AttentionMetadata,
+        kv_caches: list[KVCache],
+    ) -> torch.Tensor:
+        """Hidden states [T, E] after the last norm; writes the step's keys and values into kv_caches."""
+        x, residual = ops.embedding(token_ids, self.embed_tokens), None
+        for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
+            x, residual = layer(x, residual, positions, self.cos_sin, attention, kv_cache)
+        return self.norm(x, residual)[0]
+
+    @property
+    def lm_head(self) -> torch.Tensor:
+        """[V, E]"""
+        return self.embed_tokens if self.untied_head is None else self.untied_head
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[B, E] -> [B, V] fp32."""
+        return ops.linear(hidden, self.lm_head, None).float()
+
+    def weight_slots(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every tensor of a checkpoint, by its Hugging Face name, and the part of a parameter that it fills."""
+        yield "model.embed_tokens.weight", self.embed_tokens
+        for index, layer in enumerate(cast(Iterable[DecoderLayer], self.layers)):
+            for name, slot in layer.weight_slots():
+                yield f"model.layers.{index}.{name}", slot
+        yield "model.norm.weight", self.norm.weight
+        if not self.config.tie_word_embeddings:
+            yield "lm_head.weight", self.lm_head
+
+    def surplus_names(self) -> tuple[str, ...]:
+        """Endings of names that checkpoints of the family may hold without need."""
+        return (
+            ("rotary_emb.inv_freq", "lm_head.weight") if self.config.tie_word_embeddings else ("rotary_emb.inv_freq",)
+        )

@@ -1,0 +1,140 @@
+"""From EngineConfig to a runner: checkpoint, weights, KV cache, kernel choice."""
+
+import dataclasses
+import logging
+import time
+
+import torch
+
+from vllm_triton import envs
+from vllm_triton.config import EngineConfig
+from vllm_triton.errors import ConfigError
+from vllm_triton.kv_cache.spec import FullAttentionSpec, max_sequence_length, num_blocks_that_fit
+from vllm_triton.loading import Checkpoint, open_checkpoint
+from vllm_triton.loading.weights import fill_dummy_weights, load_weights
+from vllm_triton.models.config import ModelConfig, parse_dtype
+from vllm_triton.models.llama import KVCache, LlamaForCausalLM
+from vllm_triton.ops import registry
+from vllm_triton.ops.platforms import Platform, current_platform
+from vllm_triton.runner.model_runner import ModelRunner
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedModel:
+    """A runner and what the rest of the engine must know about it."""
+
+    runner: ModelRunner
+    checkpoint: Checkpoint
+    model_config: ModelConfig
+    max_model_len: int
+    num_kv_blocks: int
+
+
+@torch.inference_mode()
+def load_model(config: EngineConfig) -> LoadedModel:
+    """Raises: ModelError for the checkpoint, ConfigError and RegistryError for the settings."""
+    start = time.perf_counter()
+    platform = current_platform()
+    device = torch.device(platform.device)
+    checkpoint = open_checkpoint(config.model)
+    model_config = ModelConfig.from_hf(checkpoint.config, checkpoint.generation_config, checkpoint.source)
+    dtype = _dtype(config, checkpoint, platform)
+    max_model_len = _max_model_len(config, model_config)
+    _choose_kernels(config, model_config, dtype, platform)
+
+    with torch.device("meta"):
+        model = LlamaForCausalLM(model_config, max_model_len).to(dtype)
+    model.to_empty(device=device)
+    if config.load_format == "dummy":
+        fill_dummy_weights(model, config.seed)
+    else:
+        load_weights(model, checkpoint.tensors(), checkpoint.source)
+    model.finish_loading(device)
+    loaded = time.perf_counter()
+
+    spec = FullAttentionSpec(
+        config.block_size,
+        num_kv_heads=model_config.num_kv_heads,
+        head_size=model_config.head_size,
+        dtype_size_bytes=dtype.itemsize,
+        num_layers=model_config.num_layers,
+    )
+    num_kv_blocks = config.num_kv_blocks or _num_kv_blocks(config, spec, max_model_len, platform)
+    runner = ModelRunner(
+        model,
+        _allocate_kv_caches(spec, num_kv_blocks, dtype, device),
+        device,
+        config.block_size,
+        config.max_num_seqs,
+        config.max_num_batched_tokens,
+        max_model_len,
+        model_config.eos_token_ids,
+    )
+    logger.info(
+        "loaded %s (%s, %s) on %s in %.1f s; KV cache of %d blocks holds %d tokens (%.2f GiB)",
+        checkpoint.source,
+        model_config.architecture,
+        str(dtype).removeprefix("torch."),
+        platform.name,
+        loaded - start,
+        num_kv_blocks,
+        max_sequence_length(spec, num_kv_blocks),
+        num_kv_blocks * spec.block_size_bytes / 2**30,
+    )
+    if max_sequence_length(spec, num_kv_blocks) < max_model_len:
+        logger.warning(
+            "the KV cache is smaller than max_model_len=%d: raise num_kv_blocks for long texts", max_model_len
+        )
+    return LoadedModel(runner, checkpoint, model_config, max_model_len, num_kv_blocks)
+
+
+def _dtype(config: EngineConfig, checkpoint: Checkpoint, platform: Platform) -> torch.dtype:
+    if config.dtype != "auto":
+        return parse_dtype(config.dtype)
+    return checkpoint.torch_dtype or platform.default_dtype
+
+
+def _max_model_len(config: EngineConfig, model_config: ModelConfig) -> int:
+    if config.max_model_len is None:
+        return model_config.max_position
+    if config.max_model_len > model_config.max_position:
+        raise ConfigError(
+            f"max_model_len must be at most the model's context of {model_config.max_position} tokens, "
+            f"got {config.max_model_len}"
+        )
+    return config.max_model_len
+
+
+def _choose_kernels(
+    config: EngineConfig, model_config: ModelConfig, dtype: torch.dtype, platform: Platform
+) -> dict[str, str]:
+    situation = registry.Situation(
+        device=platform.device,
+        dtype=dtype,
+        head_size=model_config.head_size,
+        block_size=config.block_size,
+        sliding_window=max(model_config.layer_windows) or None,
+    )
+    choices = registry.parse_choices(envs.kernels()) | config.kernels
+    selection = registry.freeze(choices, situation)
+    logger.info("kernels: %s", ", ".join(f"{op}={name}" for op, name in selection.items()))
+    return selection
+
+
+def _num_kv_blocks(config: EngineConfig, spec: FullAttentionSpec, max_model_len: int, platform: Platform) -> int:
+    """As many blocks as the platform lets the cache have, but no more than all requests at full length can use."""
+    most = config.max_num_seqs * spec.num_blocks_for(max_model_len) + 1
+    return min(most, num_blocks_that_fit(spec, platform.kv_cache_memory()))
+
+
+def _allocate_kv_caches(
+    spec: FullAttentionSpec, num_blocks: int, dtype: torch.dtype, device: torch.device
+) -> list[KVCache]:
+    """Uninitialised: the host's memory is mapped block by block as requests fill it."""
+    shape = (num_blocks, spec.block_size, spec.num_kv_heads, spec.head_size)
+    return [
+        (torch.empty(shape, dtype=dtype, device=device), torch.empty(shape, dtype=dtype, device=device))
+        for _ in range(spec.num_layers)
+    ]
