@@ -5,6 +5,28 @@ if __name__ != "vllm_triton.ops":
         f"import this package as 'vllm_triton.ops', not as {__name__!r}: it would register every op twice"
     )
 
+from vllm_triton.ops.apply_logit_bias import apply_logit_bias
+from vllm_triton.ops.apply_penalties import apply_penalties
+from vllm_triton.ops.embedding import embedding
+from vllm_triton.ops.fused_add_rms_norm import fused_add_rms_norm
+from vllm_triton.ops.linear import linear
+from vllm_triton.ops.paged_attention import paged_attention
+from vllm_triton.ops.reshape_and_cache import reshape_and_cache
 from vllm_triton.ops.rms_norm import rms_norm
+from vllm_triton.ops.rotary_embedding import rotary_embedding
+from vllm_triton.ops.sample_tokens import sample_tokens
+from vllm_triton.ops.silu_and_mul import silu_and_mul
 
-__all__ = ["rms_norm"]
+__all__ = [
+    "apply_logit_bias",
+    "apply_penalties",
+    "embedding",
+    "fused_add_rms_norm",
+    "linear",
+    "paged_attention",
+    "reshape_and_cache",
+    "rms_norm",
+    "rotary_embedding",
+    "sample_tokens",
+    "silu_and_mul",
+]

@@ -111,7 +111,8 @@ class Contract:
         results: its results in order; empty for an op that only mutates.
         constraint: (dims) -> None or "{argument} must {rule}, got {value}" for what shape strings cannot say.
         flops: (dims) -> floating-point operations of one call.
-        bytes: (dims, itemsize) -> bytes moved at least; by default every argument read and every result written once.
+        bytes: (dims, itemsize of the first floating argument) -> bytes moved at least; by default every argument is
+            read and every result written once.
         test_dims: (pick) -> dims, for the property tests; pick(low, high) and pick.of(*options) choose.
         bench_dims: label -> dims of real models.
         arrange: (inputs, dims, generator) -> None fills in inputs that depend on one another.
@@ -210,7 +211,7 @@ class Contract:
             raise ShapeError(f"{self.name}: {name} must have shape [{arg.shape}], got {list(shape)}")
         for axis, size in enumerate(arg.sizes):
             if not size.bind(shape[axis], dims):
-                known = f" = {size.value(dims)}" if size.name in dims or size.name is None else ""
+                known = f" = {size.value(dims)}" if size.name in dims else ""
                 raise ShapeError(
                     f"{self.name}: {name} must have size {size.text}{known} in axis {axis}, got {list(shape)}"
                 )
@@ -237,9 +238,11 @@ class Contract:
         dims = self.bind(values)
         tensors = [value for value in values if isinstance(value, torch.Tensor)]
         if self.bytes is not None:
-            return self.bytes(dims, tensors[0].element_size())
+            floats = [tensor for tensor in tensors if tensor.is_floating_point()]
+            return self.bytes(dims, (floats or tensors)[0].element_size())
         moved = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        named = dict(zip(self.args, values, strict=True))
         for result in self.results.values():
-            itemsize = tensors[0].element_size() if isinstance(result.dtype, str) else result.dtype[0].itemsize
-            moved += math.prod(size.value(dims) for size in result.sizes) * itemsize
+            dtype = named[result.dtype].dtype if isinstance(result.dtype, str) else result.dtype[0]
+            moved += math.prod(size.value(dims) for size in result.sizes) * dtype.itemsize
         return moved

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 import triton
 
 from vllm_triton.ops.platforms import why_not_triton
@@ -36,3 +37,16 @@ def supports_triton(situation: Situation) -> str | None:
 def block_size(size: int, most: int) -> int:
     """The smallest power of two that holds `size`, at most `most`."""
     return min(triton.next_power_of_2(size), most)
+
+
+def rows_aligned(*tensors: torch.Tensor) -> bool:
+    """Whether every row of these tensors starts a multiple of 16 elements after the first, so that it loads as vectors.
+
+    A kernel that does not specialise on its strides is told so by a constexpr, and passes it on by `tl.multiple_of`.
+    The stride of an axis of size 1 says nothing and is ignored: it must not compile a variant of its own while serving.
+    """
+    return all(
+        size == 1 or stride % 16 == 0
+        for tensor in tensors
+        for size, stride in zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True)
+    )

@@ -1,0 +1,13 @@
+"""Logit bias in torch calls, for platforms where Triton does not run."""
+
+import torch
+
+from vllm_triton.ops.apply_logit_bias.op import apply_logit_bias
+
+
+@apply_logit_bias.impl("torch")
+def apply_logit_bias_torch(
+    logits: torch.Tensor, rows: torch.Tensor, token_ids: torch.Tensor, bias: torch.Tensor
+) -> None:
+    real = rows >= 0
+    logits.index_put_((rows[real], token_ids[real]), bias[real], accumulate=True)

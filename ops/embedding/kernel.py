@@ -1,0 +1,76 @@
+"""Embedding, one program for each block of a token's row.
+
+y[t] = table[token_ids[t]]
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from vllm_triton.ops.embedding.op import embedding
+from vllm_triton.ops.launch import CompileCase, block_size, rows_aligned, supports_triton
+
+# Elements of a program: 8 for each of 128 threads, so that a bfloat16 row loads 16 bytes a thread.
+LARGEST_BLOCK = 1024
+
+
+@triton.jit(do_not_specialize=["table_stride_v"])
+def _embedding_kernel(
+    token_ids_ptr,  # [T]
+    table_ptr,  # [V, E]
+    out_ptr,  # [T, E], contiguous
+    table_stride_v,
+    E: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    ROWS_ALIGNED: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    token_id = tl.load(token_ids_ptr + row)
+    table_offset = token_id * table_stride_v
+    if ROWS_ALIGNED:
+        table_offset = tl.multiple_of(table_offset, 16)
+    columns = tl.program_id(1) * BLOCK_E + tl.arange(0, BLOCK_E)
+    values = tl.load(table_ptr + table_offset + columns, mask=columns < E, other=0.0)
+    tl.store(out_ptr + row * E + columns, values, mask=columns < E)
+
+
+@dataclass(frozen=True)
+class EmbeddingConfig:
+    block_e: int
+    num_warps: int = 4
+
+
+def select_config(num_columns: int) -> EmbeddingConfig:
+    return EmbeddingConfig(block_size(num_columns, LARGEST_BLOCK))
+
+
+COMPILE_CASES = [
+    CompileCase(
+        _embedding_kernel,
+        {"token_ids_ptr": "*i64", "table_ptr": "*bf16", "out_ptr": "*bf16", "table_stride_v": "i32"},
+        {"E": 4096, "BLOCK_E": 1024, "ROWS_ALIGNED": True},
+    )
+]
+
+
+@embedding.impl("triton", supports=supports_triton, compile_cases=COMPILE_CASES)
+def launch_embedding(token_ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    num_tokens, num_columns = token_ids.shape[0], table.shape[1]
+    out = table.new_empty(num_tokens, num_columns)
+    if out.numel() == 0:
+        return out
+    config = select_config(num_columns)
+    grid = (num_tokens, triton.cdiv(num_columns, config.block_e))
+    _embedding_kernel[grid](
+        token_ids,
+        table,
+        out,
+        table.stride(0),
+        num_columns,
+        config.block_e,
+        rows_aligned(table),
+        num_warps=config.num_warps,
+    )
+    return out

@@ -1,0 +1,187 @@
+"""Rotary embedding, one program a token: its cosines and sines are loaded once for all heads of query and key.
+
+    y[a] = x[a] * cos - x[b] * sin;  y[b] = x[b] * cos + x[a] * sin
+
+float32 between load and store.
+
+Source: Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", equation 34.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from vllm_triton.ops.launch import CompileCase, rows_aligned, supports_triton
+from vllm_triton.ops.rotary_embedding.op import rotary_embedding
+
+# Elements of a tile of heads: more heads than fit are turned in a loop.
+LARGEST_TILE = 4096
+
+
+@triton.jit
+def _turn_heads(
+    heads_ptr,  # [NUM_HEADS, D] of one token
+    out_ptr,  # [NUM_HEADS, D] of one token, contiguous
+    heads_stride_h,
+    cos,  # [1, BLOCK_PAIRS]
+    sin,  # [1, BLOCK_PAIRS]
+    NUM_HEADS: tl.constexpr,
+    D: tl.constexpr,
+    R: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+    BLOCK_PAIRS: tl.constexpr,
+    BLOCK_REST: tl.constexpr,
+    ROWS_ALIGNED: tl.constexpr,
+):
+    pairs = tl.arange(0, BLOCK_PAIRS)[None, :]
+    first = pairs * 2 if INTERLEAVED else pairs
+    second = first + 1 if INTERLEAVED else first + R // 2
+    for start in range(0, NUM_HEADS, BLOCK_HEADS):
+        heads = start + tl.arange(0, BLOCK_HEADS)
+        head_offsets = heads.to(tl.int64) * heads_stride_h
+        if ROWS_ALIGNED:
+            head_offsets = tl.multiple_of(head_offsets, 16)
+        head_mask = (heads < NUM_HEADS)[:, None]
+        mask = head_mask & (pairs < R // 2)
+        x_ptr = heads_ptr + head_offsets[:, None]
+        y_ptr = out_ptr + heads[:, None] * D
+        a = tl.load(x_ptr + first, mask=mask, other=0.0).to(tl.float32)
+        b = tl.load(x_ptr + second, mask=mask, other=0.0).to(tl.float32)
+        tl.store(y_ptr + first, a * cos - b * sin, mask=mask)
+        tl.store(y_ptr + second, b * cos + a * sin, mask=mask)
+        if R < D:
+            rest = R + tl.arange(0, BLOCK_REST)[None, :]
+            rest_mask = head_mask & (rest < D)
+            tl.store(y_ptr + rest, tl.load(x_ptr + rest, mask=rest_mask, other=0.0), mask=rest_mask)
+
+
+@triton.jit(do_not_specialize=["query_stride_t", "query_stride_h", "key_stride_t", "key_stride_h", "cos_sin_stride_m"])
+def _rotary_embedding_kernel(
+    positions_ptr,  # [T]
+    query_ptr,  # [T, H, D]
+    key_ptr,  # [T, G, D]
+    cos_sin_ptr,  # [M, R]
+    query_out_ptr,  # [T, H, D], contiguous
+    key_out_ptr,  # [T, G, D], contiguous
+    query_stride_t,
+    query_stride_h,
+    key_stride_t,
+    key_stride_h,
+    cos_sin_stride_m,
+    H: tl.constexpr,
+    G: tl.constexpr,
+    D: tl.constexpr,
+    R: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
+    BLOCK_PAIRS: tl.constexpr,
+    BLOCK_REST: tl.constexpr,
+    ROWS_ALIGNED: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    position = tl.load(positions_ptr + token)
+    query_offset = token * query_stride_t
+    key_offset = token * key_stride_t
+    cos_sin_offset = position * cos_sin_stride_m
+    if ROWS_ALIGNED:
+        query_offset = tl.multiple_of(query_offset, 16)
+        key_offset = tl.multiple_of(key_offset, 16)
+        cos_sin_offset = tl.multiple_of(cos_sin_offset, 16)
+    pairs = tl.arange(0, BLOCK_PAIRS)[None, :]
+    cos_ptr = cos_sin_ptr + cos_sin_offset + pairs
+    cos = tl.load(cos_ptr, mask=pairs < R // 2, other=0.0)
+    sin = tl.load(cos_ptr + R // 2, mask=pairs < R // 2, other=0.0)
+    _turn_heads(
+        query_ptr + query_offset, query_out_ptr + token * (H * D), query_stride_h, cos, sin,
+        H, D, R, INTERLEAVED, BLOCK_HEADS, BLOCK_PAIRS, BLOCK_REST, ROWS_ALIGNED,
+    )  # fmt: skip
+    _turn_heads(
+        key_ptr + key_offset, key_out_ptr + token * (G * D), key_stride_h, cos, sin,
+        G, D, R, INTERLEAVED, BLOCK_HEADS, BLOCK_PAIRS, BLOCK_REST, ROWS_ALIGNED,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RotaryEmbeddingConfig:
+    block_heads: int
+    block_pairs: int
+    block_rest: int
+    num_warps: int
+
+
+def select_config(num_heads: int, head_size: int, rotary: int) -> RotaryEmbeddingConfig:
+    block_pairs = triton.next_power_of_2(rotary // 2)
+    block_heads = min(triton.next_power_of_2(num_heads), max(LARGEST_TILE // block_pairs, 1))
+    num_warps = min(max(block_heads * block_pairs // 256, 1), 8)
+    return RotaryEmbeddingConfig(
+        block_heads, block_pairs, triton.next_power_of_2(max(head_size - rotary, 1)), num_warps
+    )
+
+
+_POINTERS = {
+    "positions_ptr": "*i64",
+    "query_ptr": "*bf16",
+    "key_ptr": "*bf16",
+    "cos_sin_ptr": "*fp32",
+    "query_out_ptr": "*bf16",
+    "key_out_ptr": "*bf16",
+}
+_STRIDES = ("query_stride_t", "query_stride_h", "key_stride_t", "key_stride_h", "cos_sin_stride_m")
+COMPILE_CASES = [
+    CompileCase(
+        _rotary_embedding_kernel,
+        _POINTERS | dict.fromkeys(_STRIDES, "i32"),
+        {
+            "H": 32,
+            "G": 8,
+            "D": 128,
+            "R": rotary,
+            "INTERLEAVED": interleaved,
+            "BLOCK_HEADS": 32,
+            "BLOCK_PAIRS": 64,
+            "BLOCK_REST": 64,
+            "ROWS_ALIGNED": True,
+        },
+        num_warps=8,
+    )
+    for rotary, interleaved in ((128, False), (96, True))
+]
+
+
+@rotary_embedding.impl("triton", supports=supports_triton, compile_cases=COMPILE_CASES)
+def launch_rotary_embedding(
+    positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor, cos_sin: torch.Tensor, interleaved: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    num_tokens, num_query_heads, head_size = query.shape
+    num_kv_heads, rotary = key.shape[1], cos_sin.shape[1]
+    query_out, key_out = query.new_empty(query.shape), key.new_empty(key.shape)
+    if num_tokens == 0:
+        return query_out, key_out
+    config = select_config(max(num_query_heads, num_kv_heads), head_size, rotary)
+    _rotary_embedding_kernel[(num_tokens,)](
+        positions,
+        query,
+        key,
+        cos_sin,
+        query_out,
+        key_out,
+        query.stride(0),
+        query.stride(1),
+        key.stride(0),
+        key.stride(1),
+        cos_sin.stride(0),
+        num_query_heads,
+        num_kv_heads,
+        head_size,
+        rotary,
+        interleaved,
+        config.block_heads,
+        config.block_pairs,
+        config.block_rest,
+        rows_aligned(query, key, cos_sin),
+        num_warps=config.num_warps,
+    )
+    return query_out, key_out

@@ -1,0 +1,237 @@
+"""Sampling, one program a row: thresholds by bisection, then a draw in two levels; float32 throughout.
+
+The k-th largest logit and the floor of top-p are found without a sort: the bits of a float, read as an integer in the
+right order, are bisected, at most 32 passes over the row, and only in rows that ask. The draw sums the row block by
+block, finds the block in which the sum passes u * total, and scans that block alone.
+
+Source: see the op; Philox is Triton's tl.rand.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from vllm_triton.ops.launch import CompileCase, block_size, supports_triton
+from vllm_triton.ops.sample_tokens import reference
+from vllm_triton.ops.sample_tokens.op import sample_tokens
+
+# 16 logits a thread of 8 warps.
+LARGEST_BLOCK = 4096
+GREEDY_BELOW = tl.constexpr(reference.GREEDY_BELOW)
+LARGEST_FLOAT = tl.constexpr(torch.finfo(torch.float32).max)
+
+
+@triton.jit
+def _load_logits(logits_ptr, start, V: tl.constexpr, BLOCK_V: tl.constexpr):
+    """A block of the row; minus infinity beyond its end and for NaN, no infinity, no negative zero."""
+    tokens = start + tl.arange(0, BLOCK_V)
+    logits = tl.load(logits_ptr + tokens, mask=tokens < V, other=float("-inf"))
+    logits = tl.where(logits == logits, logits, float("-inf"))
+    logits = tl.minimum(logits, LARGEST_FLOAT)
+    return tl.where(logits == 0, 0.0, logits)
+
+
+@triton.jit
+def _key(logits):
+    """Integers in the order of the floats."""
+    bits = logits.to(tl.int32, bitcast=True)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def _load_weights(logits_ptr, start, peak, temperature, min_p, V: tl.constexpr, BLOCK_V: tl.constexpr):
+    """Keys and weights of a block; 0 for tokens that min_p drops."""
+    logits = _load_logits(logits_ptr, start, V, BLOCK_V)
+    weights = tl.exp((logits - peak) / temperature)
+    return _key(logits), tl.where(weights >= min_p, weights, 0.0)
+
+
+@triton.jit
+def _mass_from(logits_ptr, floor, peak, temperature, min_p, V: tl.constexpr, BLOCK_V: tl.constexpr):
+    """The summed weight of the tokens whose key is at least `floor`."""
+    mass = peak * 0.0
+    for start in range(0, V, BLOCK_V):
+        keys, weights = _load_weights(logits_ptr, start, peak, temperature, min_p, V, BLOCK_V)
+        mass += tl.sum(tl.where(keys >= floor, weights, 0.0))
+    return mass
+
+
+@triton.jit
+def _count_from(logits_ptr, floor, V: tl.constexpr, BLOCK_V: tl.constexpr):
+    """How many tokens have a key of at least `floor`, which is above that of minus infinity."""
+    count = floor * 0
+    for start in range(0, V, BLOCK_V):
+        keys = _key(_load_logits(logits_ptr, start, V, BLOCK_V))
+        count += tl.sum((keys >= floor).to(tl.int32))
+    return count
+
+
+@triton.jit
+def _top_k_floor(logits_ptr, low, high, top_k, V: tl.constexpr, BLOCK_V: tl.constexpr):
+    """The largest key that at least top_k tokens reach; keys in int64, so that a midpoint cannot overflow."""
+    while low < high:
+        middle = (low + high + 1) >> 1
+        enough = _count_from(logits_ptr, middle.to(tl.int32), V, BLOCK_V) >= top_k
+        low = tl.where(enough, middle, low)
+        high = tl.where(enough, high, middle - 1)
+    return low
+
+
+@triton.jit
+def _top_p_floor(
+    logits_ptr, low, high, top_p, peak, temperature, min_p, V: tl.constexpr, BLOCK_V: tl.constexpr
+):
+    """The smallest key above which less than top_p of the mass lies that `low` keeps."""
+    wanted = top_p * _mass_from(logits_ptr, low.to(tl.int32), peak, temperature, min_p, V, BLOCK_V)
+    while low < high:
+        middle = (low + high) >> 1
+        above = _mass_from(logits_ptr, (middle + 1).to(tl.int32), peak, temperature, min_p, V, BLOCK_V)
+        low = tl.where(above < wanted, low, middle + 1)
+        high = tl.where(above < wanted, middle, high)
+    return low
+
+
+@triton.jit
+def _draw(logits_ptr, floor, uniform, peak, temperature, min_p, V: tl.constexpr, BLOCK_V: tl.constexpr):
+    """The first token at which the running mass of the kept ones passes uniform * total."""
+    wanted = uniform * _mass_from(logits_ptr, floor, peak, temperature, min_p, V, BLOCK_V)
+    # Blocks with mass are taken up to the one at which the running mass passes; rounding may let none pass, and then the
+    # last block with mass has been taken.
+    mass = peak * 0.0
+    mass_before = mass
+    block = floor * 0
+    for start in range(0, V, BLOCK_V):
+        keys, weights = _load_weights(logits_ptr, start, peak, temperature, min_p, V, BLOCK_V)
+        mass_after = mass + tl.sum(tl.where(keys >= floor, weights, 0.0))
+        taken = (mass_after > mass) & (mass <= wanted)
+        block = tl.where(taken, start, block)
+        mass_before = tl.where(taken, mass, mass_before)
+        mass = mass_after
+
+    keys, weights = _load_weights(logits_ptr, block, peak, temperature, min_p, V, BLOCK_V)
+    weights = tl.where(keys >= floor, weights, 0.0)
+    tokens = block + tl.arange(0, BLOCK_V)
+    kept = weights > 0
+    passed = kept & (mass_before + tl.cumsum(weights, axis=0) > wanted)
+    first_passed = tl.min(tl.where(passed, tokens, V))
+    # A scan rounds differently from a sum and may end just short of it: then the last kept token is drawn.
+    return tl.where(first_passed < V, first_passed, tl.max(tl.where(kept, tokens, -1)))
+
+
+@triton.jit(
+    do_not_specialize=["logits_stride_b"],
+    do_not_specialize_on_alignment=[
+        "temperature_ptr",
+        "min_p_ptr",
+        "top_k_ptr",
+        "top_p_ptr",
+        "seeds_ptr",
+        "steps_ptr",
+    ],
+)
+def _sample_tokens_kernel(
+    logits_ptr,  # [B, V]
+    temperature_ptr,  # [B]
+    min_p_ptr,  # [B]
+    top_k_ptr,  # [B]
+    top_p_ptr,  # [B]
+    seeds_ptr,  # [B]
+    steps_ptr,  # [B]
+    tokens_ptr,  # [B]
+    logits_stride_b,
+    V: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+):
+    """tokens[b] = first v with sum_{i <= v kept} w[i] > u * sum_{i kept} w[i], w = exp((logits - peak) / temperature).
+
+    Source: see the op.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    row_ptr = logits_ptr + row * logits_stride_b
+    temperature = tl.load(temperature_ptr + row)
+    peak = temperature * 0.0 + float("-inf")
+    token = tl.program_id(0) * 0
+    for start in range(0, V, BLOCK_V):
+        logits = _load_logits(row_ptr, start, V, BLOCK_V)
+        block_peak = tl.max(logits, axis=0)
+        token = tl.where(block_peak > peak, start + tl.argmax(logits, axis=0), token)
+        peak = tl.maximum(peak, block_peak)
+
+    if (temperature >= GREEDY_BELOW) & (peak > float("-inf")):
+        min_p = tl.load(min_p_ptr + row)
+        top_k = tl.load(top_k_ptr + row)
+        top_p = tl.load(top_p_ptr + row)
+        floor = _key(peak * 0.0 + float("-inf")).to(tl.int64)
+        highest = _key(peak).to(tl.int64)
+        if (top_k > 0) & (top_k < V):
+            floor = _top_k_floor(row_ptr, floor, highest, top_k, V, BLOCK_V)
+        if top_p < 1:
+            floor = _top_p_floor(row_ptr, floor, highest, top_p, peak, temperature, min_p, V, BLOCK_V)
+        uniform = tl.rand(tl.load(seeds_ptr + row), tl.load(steps_ptr + row))
+        token = _draw(row_ptr, floor.to(tl.int32), uniform, peak, temperature, min_p, V, BLOCK_V)
+    tl.store(tokens_ptr + row, token.to(tl.int64))
+
+
+@dataclass(frozen=True)
+class SampleTokensConfig:
+    block_v: int
+    num_warps: int
+
+
+def select_config(vocabulary: int) -> SampleTokensConfig:
+    block = block_size(vocabulary, LARGEST_BLOCK)
+    return SampleTokensConfig(block, num_warps=min(max(block // 512, 1), 8))
+
+
+COMPILE_CASES = [
+    CompileCase(
+        _sample_tokens_kernel,
+        {
+            "logits_ptr": "*fp32",
+            "temperature_ptr": "*fp32",
+            "min_p_ptr": "*fp32",
+            "top_k_ptr": "*i32",
+            "top_p_ptr": "*fp32",
+            "seeds_ptr": "*i64",
+            "steps_ptr": "*i64",
+            "tokens_ptr": "*i64",
+            "logits_stride_b": "i32",
+        },
+        {"V": 49152, "BLOCK_V": select_config(49152).block_v},
+        num_warps=select_config(49152).num_warps,
+    )
+]
+
+
+@sample_tokens.impl("triton", supports=supports_triton, compile_cases=COMPILE_CASES)
+def launch_sample_tokens(
+    logits: torch.Tensor,
+    temperature: torch.Tensor,
+    min_p: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    seeds: torch.Tensor,
+    steps: torch.Tensor,
+) -> torch.Tensor:
+    num_rows, vocabulary = logits.shape
+    tokens = torch.empty_like(seeds)
+    if num_rows == 0:
+        return tokens
+    config = select_config(vocabulary)
+    _sample_tokens_kernel[(num_rows,)](
+        logits,
+        temperature,
+        min_p,
+        top_k,
+        top_p,
+        seeds,
+        steps,
+        tokens,
+        logits.stride(0),
+        vocabulary,
+        config.block_v,
+        num_warps=config.num_warps,
+    )
+    return tokens

@@ -1,0 +1,19 @@
+import pytest
+import torch
+
+from vllm_triton.ops import embedding
+
+
+@pytest.mark.parametrize("implementation", list(embedding.implementations))
+def test_copies_rows_bit_for_bit(implementation):
+    table = torch.randn(5, 63).bfloat16()
+    table[3, 7] = float("nan")
+    out = embedding.implementations[implementation](torch.tensor([4, 3, 3, 0]), table)
+    assert torch.equal(out.view(torch.int16), table[[4, 3, 3, 0]].view(torch.int16))
+
+
+def test_rows_of_several_blocks():
+    from vllm_triton.ops.embedding.kernel import LARGEST_BLOCK
+
+    table = torch.randn(3, 2 * LARGEST_BLOCK + 63)
+    assert torch.equal(embedding.implementations["triton"](torch.tensor([2, 0]), table), table[[2, 0]])

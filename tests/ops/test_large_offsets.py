@@ -1,0 +1,88 @@
+"""Offsets beyond 2^31 elements: few rows at a huge stride, over memory of which only the touched pages exist."""
+
+import pytest
+import torch
+
+from vllm_triton.ops import (
+    embedding,
+    fused_add_rms_norm,
+    linear,
+    reshape_and_cache,
+    rms_norm,
+    rotary_embedding,
+    silu_and_mul,
+)
+
+ROW_STRIDE = 2**30
+IMPLEMENTATIONS = pytest.mark.parametrize("implementation", ["torch", "triton"])
+
+
+def _far_rows(values: torch.Tensor) -> torch.Tensor:
+    """The same three rows, the last of them 2^31 elements after the first."""
+    assert values.shape[0] == 3
+    memory = torch.empty(2 * ROW_STRIDE + values[0].numel(), dtype=values.dtype)
+    far = memory.as_strided(values.shape, (ROW_STRIDE, *values[0].contiguous().stride()))
+    far.copy_(values)
+    return far
+
+
+def _assert_far_equals_near(op, implementation, near, far):
+    function = op.implementations[implementation]
+    expected, actual = function(*near), function(*far)
+    expected, actual = (result if isinstance(result, tuple) else (result,) for result in (expected, actual))
+    for one, other in zip(expected, actual, strict=True):
+        torch.testing.assert_close(other, one)
+
+
+@IMPLEMENTATIONS
+def test_rms_norm(implementation):
+    x, weight = torch.randn(3, 40).half(), torch.randn(40).half()
+    _assert_far_equals_near(rms_norm, implementation, (x, weight, 1e-5), (_far_rows(x), weight, 1e-5))
+
+
+@IMPLEMENTATIONS
+def test_fused_add_rms_norm(implementation):
+    x, residual, weight = torch.randn(3, 40).half(), torch.randn(3, 40).half(), torch.randn(40).half()
+    far = (_far_rows(x), _far_rows(residual), weight, 1e-5)
+    _assert_far_equals_near(fused_add_rms_norm, implementation, (x, residual, weight, 1e-5), far)
+
+
+@IMPLEMENTATIONS
+def test_silu_and_mul(implementation):
+    x = torch.randn(3, 80).half()
+    _assert_far_equals_near(silu_and_mul, implementation, (x,), (_far_rows(x),))
+
+
+@IMPLEMENTATIONS
+def test_embedding(implementation):
+    table, token_ids = torch.randn(3, 40).half(), torch.tensor([2, 0, 1, 2])
+    _assert_far_equals_near(embedding, implementation, (token_ids, table), (token_ids, _far_rows(table)))
+
+
+@IMPLEMENTATIONS
+def test_rotary_embedding(implementation):
+    positions, cos_sin = torch.tensor([2, 0, 1]), torch.randn(3, 16)
+    query, key = torch.randn(3, 2, 16).half(), torch.randn(3, 1, 16).half()
+    near = (positions, query, key, cos_sin, False)
+    far = (positions, _far_rows(query), _far_rows(key), _far_rows(cos_sin), False)
+    _assert_far_equals_near(rotary_embedding, implementation, near, far)
+
+
+@IMPLEMENTATIONS
+def test_linear(implementation):
+    x, weight = torch.randn(3, 24), torch.randn(3, 24)
+    near, far = (x, weight, None), (_far_rows(x), _far_rows(weight), None)
+    _assert_far_equals_near(linear, implementation, near, far)
+
+
+@IMPLEMENTATIONS
+def test_reshape_and_cache_writes_the_last_pages_of_a_large_pool(implementation):
+    pages, slots, heads, head_size = 32768, 16, 32, 128
+    pool = torch.empty(pages, 2, slots, heads, head_size, dtype=torch.bfloat16)  # keys and values side by side
+    key_cache, value_cache = pool[:, 0], pool[:, 1]
+    key, value = torch.randn(2, 3, heads, head_size).bfloat16()
+    slot_mapping = torch.tensor([pages * slots - 1, 0, (pages // 2) * slots + 3])
+    reshape_and_cache.implementations[implementation](key, value, key_cache, value_cache, slot_mapping)
+    for token, (page, slot) in enumerate([(pages - 1, slots - 1), (0, 0), (pages // 2, 3)]):
+        assert torch.equal(key_cache[page, slot], key[token])
+        assert torch.equal(value_cache[page, slot], value[token])
