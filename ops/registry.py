@@ -5,6 +5,7 @@ An op is defined once (`define_op`), with its contract and its reference; implem
 """
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -52,7 +53,7 @@ class Implementation:
 class Op:
     """A custom op `torch.ops.vllm_triton.<name>`, its contract and its implementations.
 
-    Calling it checks the arguments (outside a trace) and runs the chosen implementation.
+    Calling it checks the arguments (outside a trace and `trusted_calls`) and runs the chosen implementation.
     """
 
     def __init__(self, contract: Contract, reference: Callable[..., Any], doc: str | None):
@@ -69,7 +70,7 @@ class Op:
         self.torch_op = getattr(getattr(torch.ops, NAMESPACE), self.name).default
 
     def __call__(self, *args: Any) -> Any:
-        if not torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling() and not _calls.trusted:
             self.contract.check(args)
         return self.torch_op(*args)
 
@@ -115,6 +116,26 @@ class Op:
                 f"{self.name}: implementation must be one of {', '.join(self.implementations)}, got {name!r}"
             )
         return self.implementations[name]
+
+
+class _Calls(threading.local):
+    trusted = False
+
+
+_calls = _Calls()
+
+
+@contextlib.contextmanager
+def trusted_calls() -> Iterator[None]:
+    """Leaves out the checks of this thread's op calls inside the block.
+
+    For a caller whose calls of the same kind were checked before: a check costs 3 to 9 us, as much as a small op.
+    """
+    previous, _calls.trusted = _calls.trusted, True
+    try:
+        yield
+    finally:
+        _calls.trusted = previous
 
 
 _LIBRARY = torch.library.Library(NAMESPACE, "DEF")

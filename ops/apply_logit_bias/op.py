@@ -32,9 +32,7 @@ def _arrange(inputs: dict[str, Any], dims: Dims, generator: torch.Generator) -> 
     bench_dims={"32 rows of 100": {"B": 32, "V": 49152, "N": 3200}},
     arrange=_arrange,
 )
-def apply_logit_bias(
-    logits: torch.Tensor, rows: torch.Tensor, token_ids: torch.Tensor, bias: torch.Tensor
-) -> None:
+def apply_logit_bias(logits: torch.Tensor, rows: torch.Tensor, token_ids: torch.Tensor, bias: torch.Tensor) -> None:
     """Adds a bias to single logits; with minus infinity it forbids tokens.
 
         logits[rows[n], token_ids[n]] += bias[n]

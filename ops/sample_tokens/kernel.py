@@ -80,9 +80,7 @@ def _top_k_floor(logits_ptr, low, high, top_k, V: tl.constexpr, BLOCK_V: tl.cons
 
 
 @triton.jit
-def _top_p_floor(
-    logits_ptr, low, high, top_p, peak, temperature, min_p, V: tl.constexpr, BLOCK_V: tl.constexpr
-):
+def _top_p_floor(logits_ptr, low, high, top_p, peak, temperature, min_p, V: tl.constexpr, BLOCK_V: tl.constexpr):
     """The smallest key above which less than top_p of the mass lies that `low` keeps."""
     wanted = top_p * _mass_from(logits_ptr, low.to(tl.int32), peak, temperature, min_p, V, BLOCK_V)
     while low < high:

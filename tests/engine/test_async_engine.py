@@ -129,6 +129,7 @@ def test_closing_a_stream_frees_its_blocks(tiny_core, tiny_folder):
         await stream.aclose()
         await listener.until(lambda stats: stats.num_running == 0 and stats.kv_cache_usage == 0)
         assert engine.num_unfinished_requests == 0
+        assert [finished.finish_reason for finished in listener.finished] == ["abort"]
 
     _run(tiny_core, _config(tiny_folder), body)
 

@@ -1,5 +1,6 @@
 """Choosing implementations: explicit choices never fall back, and a started engine's choices hold."""
 
+import threading
 from dataclasses import replace
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from vllm_triton.ops import registry as registry_module
 from vllm_triton.ops import rms_norm
 from vllm_triton.ops.contract import FLOATS, Tensor
-from vllm_triton.ops.errors import RegistryError
+from vllm_triton.ops.errors import RegistryError, ShapeError
 from vllm_triton.ops.platforms import CPU
 from vllm_triton.ops.registry import OPS, Situation, choose, define_op, explain, freeze, parse_choices
 
@@ -169,3 +170,24 @@ def test_parse_choices(text, choices):
 def test_parse_choices_names_the_part_that_is_wrong(text, part):
     with pytest.raises(RegistryError, match=f"kernels: choice must have the form op=implementation, got '{part}'"):
         parse_choices(text)
+
+
+def test_trusted_calls_are_not_checked_in_this_thread_alone():
+    wrong = torch.ones(2, 3), torch.ones(4), 1e-5
+    with registry_module.trusted_calls():
+        with pytest.raises(RuntimeError):  # torch's own complaint, from inside the implementation
+            rms_norm(*wrong)
+        other = threading.Thread(target=lambda: caught.append(_error_of(wrong)))
+        caught: list[type] = []
+        other.start()
+        other.join()
+    assert caught == [ShapeError]
+    assert _error_of(wrong) is ShapeError
+
+
+def _error_of(arguments) -> type | None:
+    try:
+        rms_norm(*arguments)
+    except Exception as error:
+        return type(error)
+    return None

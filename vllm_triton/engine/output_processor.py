@@ -126,9 +126,11 @@ class OutputProcessor:
     def remove_request(self, request_id: str) -> list[str]:
         """Forgets a request whose caller went away; returns the sequences to abort in the core."""
         running = self.running_sequences(request_id)
-        self._parents.pop(request_id, None)
+        parent = self._parents.pop(request_id, None)
         for engine_id in running:
-            del self._choices[engine_id]
+            self._choices.pop(engine_id).output.finish_reason = str(FinishReason.ABORT)
+        if parent is not None:
+            self._record_finished(parent, time.monotonic())
         return running
 
     def process(self, step: EngineStep) -> tuple[list[RequestOutput], list[str]]:
@@ -217,7 +219,7 @@ class OutputProcessor:
         longest = max(len(choice.output.token_ids) for choice in parent.choices)
         self.stats_listener.on_finished(
             FinishedRequestStats(
-                finish_reason=parent.choices[-1].output.finish_reason or str(FinishReason.ABORT),
+                finish_reason=_finish_reason(parent),
                 num_prompt_tokens=len(parent.prompt.token_ids),
                 num_cached_tokens=parent.num_cached_tokens,
                 num_generation_tokens=sum(len(choice.output.token_ids) for choice in parent.choices),
@@ -228,6 +230,12 @@ class OutputProcessor:
                 n=parent.params.n,
             )
         )
+
+
+def _finish_reason(parent: _Parent) -> str:
+    """That of the last choice, or "abort" where any was cut off."""
+    reasons = [choice.output.finish_reason for choice in parent.choices]
+    return str(FinishReason.ABORT) if str(FinishReason.ABORT) in reasons else reasons[-1] or ""
 
 
 def _whole(choice: _Choice) -> CompletionOutput:

@@ -12,7 +12,9 @@ class NewRequestData:
 
     token_ids: prompt, and after a preemption the output so far.
     block_ids: blocks of every position up to the end of this step.
-    num_computed_tokens: leading tokens whose keys and values are already in those blocks.
+    num_computed_tokens: leading tokens that this row does not compute, because their keys and values are in those
+        blocks: from an earlier step, or from another row of this one. So in each layer the runner writes the keys and
+        values of all rows before any row reads them.
     """
 
     request_id: str
