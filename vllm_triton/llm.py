@@ -74,14 +74,13 @@ class LLM:
         ids: list[str] = []
         try:
             for prompt, one in zip(prompts, params, strict=True):
-                request_id = str(next(self._ids))
-                for request in self.processor.add_request(request_id, prompt, one):
+                ids.append(str(next(self._ids)))
+                for request in self.processor.add_request(ids[-1], prompt, one):
                     self.core.add_request(request)
-                ids.append(request_id)
             outputs = self._finish(ids, use_tqdm)
         except BaseException:
             # The next call must find the engine empty, whatever ended this one.
-            self._drop([*ids, request_id])
+            self._drop(ids)
             raise
         return [outputs[request_id] for request_id in ids]
 
