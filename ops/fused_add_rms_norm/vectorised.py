@@ -3,6 +3,7 @@
 import torch
 
 from vllm_triton.ops.fused_add_rms_norm.op import fused_add_rms_norm
+from vllm_triton.ops.rms_norm.vectorised import rms_norm_torch
 
 
 @fused_add_rms_norm.impl("torch")
@@ -10,4 +11,4 @@ def fused_add_rms_norm_torch(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     residual_out = x + residual
-    return torch.nn.functional.rms_norm(residual_out, weight.shape, weight, eps), residual_out
+    return rms_norm_torch(residual_out, weight, eps), residual_out

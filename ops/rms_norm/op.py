@@ -12,7 +12,7 @@ EPS = Scalar(float, "be greater than 0", lambda eps: eps > 0, example=1e-5)
     results={"out": Tensor("T E", "x")},
     reference=rms_norm_reference,
     flops=lambda dims: 4 * dims["T"] * dims["E"],
-    test_dims=lambda pick: {"T": pick(1, 7), "E": pick(1, 130)},
+    test_dims=lambda pick: {"T": pick.of(1, 3, 7, 65), "E": pick(1, 130)},
     bench_dims={
         "smollm2 decode": {"T": 1, "E": 576},
         "smollm2 prefill": {"T": 1024, "E": 576},

@@ -95,8 +95,8 @@ def _top_p_floor(logits_ptr, low, high, top_p, peak, temperature, min_p, V: tl.c
 def _draw(logits_ptr, floor, uniform, peak, temperature, min_p, V: tl.constexpr, BLOCK_V: tl.constexpr):
     """The first token at which the running mass of the kept ones passes uniform * total."""
     wanted = uniform * _mass_from(logits_ptr, floor, peak, temperature, min_p, V, BLOCK_V)
-    # Blocks with mass are taken up to the one at which the running mass passes; rounding may let none pass, and then the
-    # last block with mass has been taken.
+    # Blocks with mass are taken up to the one at which the running mass passes; should rounding let none pass, the last
+    # block with mass has been taken.
     mass = peak * 0.0
     mass_before = mass
     block = floor * 0

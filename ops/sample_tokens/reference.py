@@ -2,7 +2,7 @@ import torch
 
 from vllm_triton.ops.sample_tokens.philox import uniform
 
-# Below this temperature a row is greedy: dividing by it would overflow. A float32, so that every precision agrees on 1e-5.
+# Below this temperature a row is greedy: dividing by it would overflow. A float32, so that all precisions agree on it.
 GREEDY_BELOW = torch.tensor(1e-5, dtype=torch.float32).item()
 
 

@@ -72,7 +72,7 @@ def _running_mass(weights: torch.Tensor) -> torch.Tensor:
 def _floors(
     logits: torch.Tensor, weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, rows: torch.Tensor
 ) -> torch.Tensor:
-    """[B]: each row's lowest logit that top_k (0 for all) and then top_p keep; minus infinity for rows not in `rows`."""
+    """[B]: each row's lowest logit that top_k (0 for all) and then top_p keep; minus infinity outside `rows`."""
     floors = torch.full_like(top_p, float("-inf"))
     for count in _candidate_counts(top_k[rows], logits.shape[1]):
         limits, shares = top_k[rows][:, None], top_p[rows][:, None]
