@@ -36,13 +36,12 @@ def _copy_heads(
     to_ptr,
     from_stride_g,
     to_stride_g,
-    writes,
     G: tl.constexpr,
     D: tl.constexpr,
     BLOCK: tl.constexpr,
     ROWS_ALIGNED: tl.constexpr,
 ):
-    """Copies [G, D] elements where `writes` says so."""
+    """Copies [G, D] elements."""
     for start in range(0, G * D, BLOCK):
         elements = start + tl.arange(0, BLOCK)
         heads = (elements // D).to(tl.int64)
@@ -51,7 +50,7 @@ def _copy_heads(
         if ROWS_ALIGNED:
             from_offsets = tl.multiple_of(from_offsets, 16)
             to_offsets = tl.multiple_of(to_offsets, 16)
-        mask = writes & (elements < G * D)
+        mask = elements < G * D
         copied = tl.load(from_ptr + from_offsets + elements % D, mask=mask, other=0.0)
         tl.store(to_ptr + to_offsets + elements % D, copied, mask=mask)
 
@@ -81,6 +80,8 @@ def _reshape_and_cache_kernel(
 ):
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slot_mapping_ptr + token)
+    if slot < 0:  # padding
+        return
     page = slot // S
     within = slot % S
     key_offset = token * key_stride_t
@@ -93,11 +94,11 @@ def _reshape_and_cache_kernel(
         key_cell = tl.multiple_of(key_cell, 16)
         value_cell = tl.multiple_of(value_cell, 16)
     _copy_heads(
-        key_ptr + key_offset, key_cache_ptr + key_cell, key_stride_g, key_cache_stride_g, slot >= 0,
+        key_ptr + key_offset, key_cache_ptr + key_cell, key_stride_g, key_cache_stride_g,
         G, D, BLOCK, ROWS_ALIGNED,
     )  # fmt: skip
     _copy_heads(
-        value_ptr + value_offset, value_cache_ptr + value_cell, value_stride_g, value_cache_stride_g, slot >= 0,
+        value_ptr + value_offset, value_cache_ptr + value_cell, value_stride_g, value_cache_stride_g,
         G, D, BLOCK, ROWS_ALIGNED,
     )  # fmt: skip
 
