@@ -23,12 +23,12 @@ class EngineConfig:
         block_size: tokens per block of the KV cache, a power of two.
         max_num_seqs: requests in one step at most.
         max_num_batched_tokens: tokens in one step at most.
-        long_prefill_token_threshold: tokens of one prompt in one step at most, while others run too; 0 for no limit.
+        long_prefill_token_threshold: tokens of one request in one step at most; 0 for no limit.
         enable_prefix_caching: reuses the KV blocks of equal prompt beginnings.
         scheduling_policy: "fcfs" or "priority".
         seed: of the draws of requests without a seed, and of dummy weights.
         kernels: op name -> implementation name.
-        optimization_level: 0..3; None takes the platform's default.
+        optimization_level: 0..3; only 0, eager, exists: a higher one runs as 0 and says so.
         load_format: "auto", or "dummy" for random weights.
         skip_tokenizer_init: takes and returns token ids only.
     Raises: ConfigError, which names the setting.

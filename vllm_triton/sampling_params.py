@@ -1,6 +1,6 @@
 """SamplingParams: how one request wants its tokens drawn and when it ends."""
 
-import math
+import operator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,8 @@ GREEDY_EPSILON = 1e-5
 MAX_LOGPROBS = 20
 MAX_CHOICES = 128
 SEED_LIMIT = 2**63
+# The sampler computes in float32; a larger strength would become infinite there, and the weights NaN.
+LARGEST_STRENGTH = 3e38
 
 
 @dataclass
@@ -65,6 +67,10 @@ class SamplingParams:
             self.stop = []
         elif isinstance(self.stop, str):
             self.stop = [self.stop]
+        if not isinstance(self.stop_token_ids, list | tuple | set | frozenset | type(None)):
+            raise RequestError(
+                f"stop_token_ids must be a list of integers, got {self.stop_token_ids!r}", "stop_token_ids"
+            )
         self.stop_token_ids = list(self.stop_token_ids or [])
         self.logit_bias = _int_keys(self.logit_bias or {})
         if self.top_k == -1:
@@ -75,8 +81,8 @@ class SamplingParams:
         _integer("n", self.n, 1, MAX_CHOICES)
         _number("presence_penalty", self.presence_penalty, -2, 2)
         _number("frequency_penalty", self.frequency_penalty, -2, 2)
-        _number("repetition_penalty", self.repetition_penalty, 0, math.inf, low_open=True)
-        _number("temperature", self.temperature, 0, math.inf)
+        _number("repetition_penalty", self.repetition_penalty, 0, LARGEST_STRENGTH, low_open=True)
+        _number("temperature", self.temperature, 0, LARGEST_STRENGTH)
         _number("top_p", self.top_p, 0, 1, low_open=True)
         _integer("top_k", self.top_k, 0, None, also="(or -1) to keep all tokens")
         _number("min_p", self.min_p, 0, 1)
@@ -111,17 +117,18 @@ class SamplingParams:
 
 def _int_keys(mapping: dict[Any, Any]) -> dict[int, float]:
     try:
-        return {int(token): bias for token, bias in mapping.items()}
+        # JSON has text alone as keys; a fraction is no token id.
+        return {
+            int(token) if isinstance(token, str) else operator.index(token): bias for token, bias in mapping.items()
+        }
     except (TypeError, ValueError, AttributeError) as error:
         raise RequestError(f"logit_bias must map token ids to numbers, got {mapping!r}", "logit_bias") from error
 
 
 def _number(name: str, value: Any, low: float, high: float, low_open: bool = False) -> None:
     wrong_type = isinstance(value, bool) or not isinstance(value, int | float)
-    if wrong_type or not math.isfinite(value) or not low <= value <= high or (low_open and value == low):
-        range_text = f"{'above' if low_open else 'at least'} {low}" + (
-            f" and at most {high}" if high < math.inf else ""
-        )
+    if wrong_type or not low <= value <= high or (low_open and value == low):  # NaN is in no range
+        range_text = f"{'above' if low_open else 'at least'} {low} and at most {high}"
         raise RequestError(f"{name} must be a finite number {range_text}, got {value!r}", name)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import threading
 
 import pytest
 from tiny import VOCAB_SIZE
@@ -159,6 +160,61 @@ def test_an_abort_is_reported_as_an_abort(tiny_core, tiny_folder):
     _run(tiny_core, _config(tiny_folder), body)
 
 
+def test_an_abort_during_the_last_step_is_an_abort(tiny_core, tiny_folder, monkeypatch):
+    execute, computing, computed = tiny_core.runner.execute, threading.Event(), threading.Event()
+
+    def execute_slowly(step):
+        computing.set()
+        assert computed.wait(30)
+        return execute(step)
+
+    monkeypatch.setattr(tiny_core.runner, "execute", execute_slowly)
+
+    async def body(engine, listener):
+        only_one = SamplingParams(temperature=0, max_tokens=1)
+        reader = asyncio.create_task(_all(engine.generate(_prompt(engine), only_one, "a")))
+        assert await asyncio.to_thread(computing.wait, 30)
+        await engine.abort("a")
+        computed.set()
+        [output] = await reader
+        assert (output.finished, output.outputs[0].finish_reason) == (True, "abort")
+        await listener.until(lambda stats: stats.num_running == 0 and stats.kv_cache_usage == 0)
+        assert [finished.finish_reason for finished in listener.finished] == ["abort"]
+        assert len(await _all(engine.generate(_prompt(engine), only_one, "a"))) == 1, "the id is free again"
+
+    _run(tiny_core, _config(tiny_folder), body)
+
+
+def test_an_id_may_be_used_again_during_the_last_step_of_the_old_request(tiny_core, tiny_folder, monkeypatch):
+    step, held, go_on = tiny_core.step, threading.Event(), threading.Event()
+    go_on.set()
+
+    def step_and_wait():
+        result = step()
+        if not go_on.is_set():
+            held.set()
+            assert go_on.wait(30)
+        return result
+
+    monkeypatch.setattr(tiny_core, "step", step_and_wait)
+
+    async def body(engine, listener):
+        short = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
+        [expected] = await _all(engine.generate(_prompt(engine, 2), short, "alone"))
+        old = engine.generate(_prompt(engine, 1), LONG, "a", delta=True)
+        await anext(old)
+        go_on.clear()
+        assert await asyncio.to_thread(held.wait, 30)
+        await old.aclose()
+        new = engine.generate(_prompt(engine, 2), short, "a", delta=True)
+        asyncio.get_running_loop().call_soon(go_on.set)  # after the new one was added
+        outputs = [output.outputs[0] for output in await _all(new)]
+        assert [token for output in outputs for token in output.token_ids] == expected.outputs[0].token_ids
+        assert outputs[-1].finish_reason == "length"
+
+    _run(tiny_core, _config(tiny_folder), body)
+
+
 def test_bad_requests_do_not_touch_the_others(tiny_core, tiny_folder):
     async def body(engine, listener):
         good = asyncio.create_task(_all(engine.generate(_prompt(engine), LONG, "good")))
@@ -209,6 +265,23 @@ def test_a_failed_step_fails_every_request_and_later_ones(tiny_folder):
         await engine.shutdown(drain_seconds=0)
 
     asyncio.run(main())
+
+
+def test_outputs_that_cannot_be_made_fail_every_request(tiny_core, tiny_folder, monkeypatch):
+    async def body(engine, listener):
+        readers = [asyncio.create_task(_all(engine.generate(_prompt(engine, s), LONG, str(s)))) for s in range(3)]
+        await listener.until(lambda stats: stats.num_running == 3)
+        monkeypatch.setattr(engine._processor, "process", None)  # calling it fails
+        for reader in readers:
+            with pytest.raises(EngineDeadError, match="TypeError"):
+                await asyncio.wait_for(reader, 30)
+        with pytest.raises(EngineDeadError):
+            engine.check_health()
+        await asyncio.to_thread(engine._thread.join, 30)
+        assert not engine._thread.is_alive()
+        tiny_core.abort_requests(list(tiny_core.scheduler.requests))
+
+    _run(tiny_core, _config(tiny_folder), body)
 
 
 @pytest.mark.parametrize("drain_seconds, finishes", [(60, True), (0, False)])

@@ -75,6 +75,7 @@ def test_files_outside_the_index_are_not_read(folder):
         ({}, None),
         ({"torch_dtype": "auto"}, None),
         ({"dtype": "float16"}, torch.float16),
+        ({"dtype": None, "torch_dtype": "float16"}, torch.float16),
         ({"dtype": "torch.float32"}, torch.float32),
         ({"dtype": "float32", "torch_dtype": "float16"}, torch.float32),
     ],

@@ -7,6 +7,7 @@ from vllm_triton.ops import (
     embedding,
     fused_add_rms_norm,
     linear,
+    paged_attention,
     reshape_and_cache,
     rms_norm,
     rotary_embedding,
@@ -73,6 +74,32 @@ def test_linear(implementation):
     x, weight = torch.randn(3, 24), torch.randn(3, 24)
     near, far = (x, weight, None), (_far_rows(x), _far_rows(weight), None)
     _assert_far_equals_near(linear, implementation, near, far)
+
+
+@IMPLEMENTATIONS
+def test_reshape_and_cache_of_tokens_far_apart(implementation):
+    key, value = torch.randn(2, 3, 2, 16).half()
+    slot_mapping = torch.tensor([17, 3, 31])
+    caches = [torch.zeros(2, 2, 16, 2, 16, dtype=torch.float16) for _ in range(2)]
+    write = reshape_and_cache.implementations[implementation]
+    write(key, value, *caches[0], slot_mapping)
+    write(_far_rows(key), _far_rows(value), *caches[1], slot_mapping)
+    assert caches[0].any() and torch.equal(*caches)
+
+
+@IMPLEMENTATIONS
+@pytest.mark.parametrize("query_lens", [[3], [1, 2], [1, 1, 1]])
+def test_paged_attention_of_tokens_far_apart(implementation, query_lens):
+    query, out = torch.randn(3, 2, 16).half(), torch.zeros(3, 2, 16).half()
+    cache = torch.randn(2, 4, 16, 1, 16).half()
+    block_table = torch.tensor([[1, 2], [2, 3], [3, 1]], dtype=torch.int32)[: len(query_lens)]
+    seq_lens = torch.tensor([20, 9, 32], dtype=torch.int32)[: len(query_lens)]
+    starts = torch.tensor([0, *query_lens]).cumsum(0).int()
+    attend = paged_attention.implementations[implementation]
+    far_out = _far_rows(out)
+    attend(out, query, *cache, block_table, seq_lens, starts, 0.25, 0)
+    attend(far_out, _far_rows(query), *cache, block_table, seq_lens, starts, 0.25, 0)
+    assert out.any(dim=-1).all() and torch.equal(far_out, out)
 
 
 @IMPLEMENTATIONS

@@ -145,6 +145,24 @@ def test_rounding_at_the_end_falls_on_a_kept_token(implementation):
 
 
 @IMPLEMENTATIONS
+@pytest.mark.parametrize("vocabulary", [4096, 4090])
+def test_the_smallest_and_largest_draws_fall_on_tokens_that_are_not_masked(implementation, vocabulary):
+    steps = torch.arange(400_000)
+    draws = uniform(torch.full_like(steps, 7), steps)
+    smallest, largest = draws.topk(3, largest=False).indices, draws.topk(3).indices
+    logits = torch.full((6, vocabulary), -INFINITY)
+    # Added one by one, these weights come to 4e-5 less than their sum, so that the largest draws lie beyond all.
+    logits[:, 50:4000] = math.log(0.7)
+    logits[:, 50] = 0.0
+    assert 1 - draws[largest].min() < 2e-5
+    tokens = sample(implementation, logits, steps=torch.cat([smallest, largest]))
+    assert ((tokens[:3] >= 50) & (tokens[:3] < 60)).all()
+    assert ((tokens[3:] >= 3990) & (tokens[3:] < 4000)).all()
+    logits[:, 51:] = -INFINITY
+    assert (sample(implementation, logits, steps=torch.cat([smallest, largest])) == 50).all()
+
+
+@IMPLEMENTATIONS
 @pytest.mark.parametrize("settings", [{}, {"top_p": 0.9}, {"top_p": 0.999, "top_k": 4000}, {"top_k": 6}])
 def test_rows_longer_than_a_block_and_than_the_candidates(implementation, settings):
     assert kernel.LARGEST_BLOCK < 5000 and vectorised.CANDIDATES[-1] < 5000

@@ -4,7 +4,7 @@ import json
 
 import openai
 import pytest
-from conftest import run_server
+from running_server import run_server
 from scripted_engine import ScriptedEngine
 
 MESSAGES = [{"role": "user", "content": "hi"}]

@@ -4,7 +4,7 @@ import socket
 
 import httpx
 import pytest
-from conftest import run_server
+from running_server import run_server
 from scripted_engine import ScriptedEngine
 
 

@@ -35,10 +35,14 @@ class ServerProcess:
         self.openai = openai.OpenAI(base_url=f"{self.url}/v1", api_key="unused", max_retries=0, timeout=60)
         self.model = self.openai.models.list().data[0].id
 
-    def metric(self, name):
-        line = re.search(rf"^vllm:{name}{{.*}} (\S+)$", self.http.get("/metrics").text, re.MULTILINE)
+    def metric(self, name, label=""):
+        line = re.search(rf"^vllm:{name}{{.*{label}.*}} (\S+)$", self.http.get("/metrics").text, re.MULTILINE)
         assert line, f"no metric {name}"
         return float(line.group(1))
+
+    @property
+    def num_aborted(self):
+        return self.metric("request_success_total", 'finished_reason="abort"')
 
     def wait_until(self, predicate, seconds=20):
         """Asks again until it holds; every question is an HTTP call, which paces the loop."""
@@ -152,21 +156,25 @@ def test_tokens_survive_the_round_trip(real):
 
 
 def test_client_that_leaves_a_stream(real):
+    before = real.num_aborted
     with real.http.stream("POST", "/v1/completions", json=LONG | {"stream": True}) as response:
         lines = response.iter_lines()
         next(lines)
         real.wait_until(lambda: real.metric("num_requests_running") == 1)
     real.wait_until(lambda: real.metric("num_requests_running") == 0)
     assert real.metric("kv_cache_usage_perc") == 0
+    assert real.num_aborted == before + 1, "it did not end by itself"
 
 
 def test_client_that_leaves_a_plain_request(real):
+    before = real.num_aborted
     with httpx.Client() as client, concurrent.futures.ThreadPoolExecutor() as pool:
         pending = pool.submit(client.post, f"{real.url}/v1/completions", json=LONG | {"n": 2}, timeout=1.5)
         with pytest.raises(httpx.ReadTimeout):
             pending.result()
     real.wait_until(lambda: real.metric("num_requests_running") == 0)
     assert real.metric("kv_cache_usage_perc") == 0
+    assert real.num_aborted == before + 1, "it did not end by itself"
 
 
 def test_metrics_of_a_request(real):

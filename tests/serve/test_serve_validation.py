@@ -4,9 +4,9 @@ import json
 
 import openai
 import pytest
-from conftest import run_server
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from running_server import run_server
 from scripted_engine import MAX_MODEL_LEN, VOCAB_SIZE, ScriptedEngine
 
 MESSAGES = [{"role": "user", "content": "hi"}]

@@ -96,7 +96,7 @@ class AsyncEngine:
 
     async def abort(self, request_id: str) -> None:
         """Ends a request; its iterator yields what there is, with finish reason "abort". Unknown ids are ignored."""
-        running = self._processor.running_sequences(request_id)
+        running = self._processor.abort_request(request_id)
         self._commands.put(lambda: self._abort(running))
 
     async def shutdown(self, drain_seconds: float) -> None:
@@ -121,7 +121,15 @@ class AsyncEngine:
     # On the event loop's thread:
 
     def _on_step(self, step: EngineStep) -> None:
-        outputs, to_abort = self._processor.process(step)
+        if self._dead is not None:
+            return
+        try:
+            outputs, to_abort = self._processor.process(step)
+        except Exception as error:  # nobody awaits this call: without an end, readers would miss tokens or wait forever
+            logger.exception("the engine stopped: a step's outputs could not be made")
+            self._on_death(error)
+            self._commands.put(None)
+            return
         if to_abort:
             self._commands.put(lambda: self._abort(to_abort))
         for output in outputs:

@@ -22,20 +22,21 @@ class EngineCore:
     """
 
     def __init__(self, config: EngineConfig):
+        # First, since loading takes long: limits that contradict one another are refused at once.
+        limits = SchedulerConfig(
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            long_prefill_token_threshold=config.long_prefill_token_threshold,
+            policy=config.scheduling_policy,
+            enable_prefix_caching=config.enable_prefix_caching,
+        )
         loaded = load_model(config)
         self.model_config = loaded.model_config
         self.checkpoint = loaded.checkpoint
         self.max_model_len = loaded.max_model_len
         self.runner = loaded.runner
         self.scheduler = Scheduler(
-            SchedulerConfig(
-                max_num_seqs=config.max_num_seqs,
-                max_num_batched_tokens=config.max_num_batched_tokens,
-                max_model_len=loaded.max_model_len,
-                long_prefill_token_threshold=config.long_prefill_token_threshold,
-                policy=config.scheduling_policy,
-                enable_prefix_caching=config.enable_prefix_caching,
-            ),
+            dataclasses.replace(limits, max_model_len=loaded.max_model_len),
             KVCacheManager(loaded.num_kv_blocks, config.block_size, config.enable_prefix_caching),
         )
         self._seeds = random.Random(config.seed)
@@ -62,8 +63,19 @@ class EngineCore:
         return self.scheduler.has_unfinished_requests()
 
     def step(self) -> EngineStep:
-        """One forward of the model over whatever is scheduled."""
-        scheduler_output = self.scheduler.schedule()
-        runner_output = self.runner.execute(scheduler_output)
-        outputs = self.scheduler.update_from_output(scheduler_output, runner_output)
+        """One forward of the model over whatever is scheduled. A step that fails ends every request."""
+        try:
+            scheduler_output = self.scheduler.schedule()
+            runner_output = self.runner.execute(scheduler_output)
+            outputs = self.scheduler.update_from_output(scheduler_output, runner_output)
+        except BaseException:
+            self._start_over()
+            raise
         return EngineStep(outputs, self.scheduler.stats())
+
+    def _start_over(self) -> None:
+        """Leaves the core as if new. A block can be found once its tokens are scheduled: none may outlive a step that
+        did not compute them."""
+        self.scheduler.abort_requests(list(self.scheduler.requests))
+        self.scheduler.reset_prefix_cache()
+        self.runner.batch.clear()

@@ -4,6 +4,7 @@ A request with n choices is n sequences in the core; here they meet again.
 """
 
 import dataclasses
+import itertools
 import time
 from dataclasses import dataclass, field
 
@@ -29,6 +30,7 @@ class _Parent:
     choices: list["_Choice"] = field(default_factory=list)
     num_cached_tokens: int = 0
     first_token: float | None = None
+    aborted: bool = False
 
     @property
     def finished(self) -> bool:
@@ -61,10 +63,13 @@ class OutputProcessor:
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
-        self.eos_token_ids = eos_token_ids
+        # The tokenizer may know an end of turn that the model's configuration leaves out.
+        own = tokenizer.eos_token_id if tokenizer is not None else None
+        self.eos_token_ids = eos_token_ids if own is None or own >= vocab_size else eos_token_ids | {own}
         self.stats_listener = stats_listener
         self._parents: dict[str, _Parent] = {}
         self._choices: dict[str, _Choice] = {}
+        self._numbers = itertools.count()
 
     @property
     def num_unfinished_requests(self) -> int:
@@ -79,6 +84,7 @@ class OutputProcessor:
         """
         if request_id in self._parents:
             raise RequestError(f"request id {request_id!r} is in use: choose another one", "request_id")
+        params = dataclasses.replace(params)  # checks it again: its owner may have changed it
         params.verify_vocabulary(self.vocab_size)
         if self.tokenizer is None and params.detokenize:
             if params.stop:
@@ -99,7 +105,8 @@ class OutputProcessor:
 
     def _add_choice(self, parent: _Parent, index: int, room: int, priority: int) -> EngineRequest:
         params = parent.params
-        engine_id = parent.request_id if params.n == 1 else f"{parent.request_id}#{index}"
+        # Numbered, so that a step under way for an ended request says nothing of a new one with the same id.
+        engine_id = f"{parent.request_id}#{next(self._numbers)}"
         detokenizer = None
         if self.tokenizer is not None and params.detokenize:
             detokenizer = IncrementalDetokenizer(self.tokenizer, parent.prompt.token_ids, params)
@@ -122,6 +129,16 @@ class OutputProcessor:
         """The sequences of a request that the core still has; none for an unknown one."""
         parent = self._parents.get(request_id)
         return [choice.engine_id for choice in parent.choices if not choice.output.finished] if parent else []
+
+    def abort_request(self, request_id: str) -> list[str]:
+        """Lets what still runs of a request end as an abort, however a step under way ends it.
+
+        Returns: the sequences to abort in the core.
+        """
+        running = self.running_sequences(request_id)
+        if running:
+            self._parents[request_id].aborted = True
+        return running
 
     def remove_request(self, request_id: str) -> list[str]:
         """Forgets a request whose caller went away; returns the sequences to abort in the core."""
@@ -148,6 +165,8 @@ class OutputProcessor:
             if self._update(choice, engine_output, now):
                 to_abort.append(choice.engine_id)
             if choice.output.finished:
+                if choice.parent.aborted:
+                    choice.output.finish_reason, choice.output.stop_reason = str(FinishReason.ABORT), None
                 del self._choices[choice.engine_id]
             moved.setdefault(choice.parent.request_id, []).append(choice)
         if self.stats_listener is not None:

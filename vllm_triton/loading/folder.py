@@ -47,7 +47,7 @@ class FolderCheckpoint(Checkpoint):
 
 
 def _torch_dtype(config: dict[str, Any], path: Path) -> torch.dtype | None:
-    name = config.get("dtype", config.get("torch_dtype"))
+    name = config.get("dtype") or config.get("torch_dtype")
     if name is None or name == "auto":
         return None
     dtype = getattr(torch, str(name).removeprefix("torch."), None)

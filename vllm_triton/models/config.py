@@ -81,9 +81,10 @@ class ModelConfig:
         num_layers = fields.integer("num_hidden_layers")
         max_position = fields.integer("max_position_embeddings")
         attention_bias = bool(config.get("attention_bias", False))
+        vocab_size = fields.integer("vocab_size")
         return cls(
             architecture=architecture,
-            vocab_size=fields.integer("vocab_size"),
+            vocab_size=vocab_size,
             hidden_size=hidden_size,
             intermediate_size=fields.integer("intermediate_size"),
             num_layers=num_layers,
@@ -99,7 +100,7 @@ class ModelConfig:
             qk_norm=architecture == "Qwen3ForCausalLM",
             layer_windows=_layer_windows(fields, architecture, num_layers),
             rope=_rope(fields, head_size, max_position),
-            eos_token_ids=_eos_token_ids(config, generation_config),
+            eos_token_ids=_eos_token_ids(config, generation_config, vocab_size),
         )
 
 
@@ -134,11 +135,12 @@ def _architecture(fields: _Fields) -> str:
 
 def _layer_windows(fields: _Fields, architecture: str, num_layers: int) -> tuple[int, ...]:
     config = fields.config
-    window = config.get("sliding_window")
+    # A Mistral without the field has the family's window of 4096; null means none.
+    window = config.get("sliding_window", 4096 if architecture == "MistralForCausalLM" else None)
     if architecture == "LlamaForCausalLM" or window is None:
         return (0,) * num_layers
     if architecture == "MistralForCausalLM":
-        return (fields.integer("sliding_window"),) * num_layers
+        return (fields.integer("sliding_window", window),) * num_layers
     if not config.get("use_sliding_window", False):
         return (0,) * num_layers
     kinds = config.get("layer_types")
@@ -168,13 +170,14 @@ def _rope(fields: _Fields, head_size: int, max_position: int) -> RopeConfig:
     return RopeConfig(float(theta), int(head_size * fraction), kind, parameters, max_position)
 
 
-def _eos_token_ids(config: dict[str, Any], generation_config: dict[str, Any]) -> frozenset[int]:
+def _eos_token_ids(config: dict[str, Any], generation_config: dict[str, Any], vocab_size: int) -> frozenset[int]:
+    """Ids without a logit (-1, or one that only the tokenizer has) are left out: they are never drawn."""
     ids: set[int] = set()
     for source in (generation_config, config):
         value = source.get("eos_token_id")
         if value is not None:
             ids.update([value] if isinstance(value, int) else value)
-    return frozenset(ids)
+    return frozenset(token for token in ids if 0 <= token < vocab_size)
 
 
 def parse_dtype(name: str) -> torch.dtype:

@@ -1,6 +1,6 @@
 """Static input buffers: filled with numpy on the host, read by the model at a fixed address on the device."""
 
-import numpy as np
+import numpy
 import torch
 
 
@@ -16,11 +16,21 @@ class InputBuffer:
     def __init__(self, *shape: int, dtype: torch.dtype, device: torch.device):
         on_host = device.type == "cpu"
         self._host = torch.zeros(shape, dtype=dtype, pin_memory=not on_host)
-        self.np: np.ndarray = self._host.numpy()
+        self._array = self._host.numpy()
         self._device = self._host if on_host else torch.zeros(shape, dtype=dtype, device=device)
+        self._uploaded = None if on_host else torch.Event(device)
+
+    @property
+    def np(self) -> numpy.ndarray:
+        """The host array, to be written. Waits for the last upload to have read it: the device may lag by steps,
+        since only a step that samples waits for it."""
+        if self._uploaded is not None:
+            self._uploaded.synchronize()
+        return self._array
 
     def upload(self, count: int) -> torch.Tensor:
         """The first `count` rows as the model sees them; the copy is ordered before later work on the device."""
-        if self._device is not self._host:
+        if self._uploaded is not None:
             self._device[:count].copy_(self._host[:count], non_blocking=True)
+            self._uploaded.record()
         return self._device[:count]

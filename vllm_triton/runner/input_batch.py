@@ -8,6 +8,8 @@ import numpy as np
 from vllm_triton.sampling_params import SamplingParams
 from vllm_triton.scheduler.output import NewRequestData, SchedulerOutput
 
+LARGEST_INT32 = int(np.iinfo(np.int32).max)
+
 
 class InputBatch:
     """Args: sizes of the largest batch, the longest sequence (tokens), and tokens per KV block."""
@@ -18,6 +20,7 @@ class InputBatch:
         self.request_ids: list[str] = []
         self.row_of: dict[str, int] = {}
         self.params: list[SamplingParams] = []
+        self.stop_token_ids: list[frozenset[int]] = []
         rows = max_num_seqs
         # Zeroed memory is mapped on first touch: short sequences cost little of a long row.
         self.token_ids = np.zeros((rows, max_model_len), dtype=np.int32)
@@ -34,6 +37,7 @@ class InputBatch:
         self.presence_penalty = np.zeros(rows, dtype=np.float32)
         self.frequency_penalty = np.zeros(rows, dtype=np.float32)
         self.seed = np.zeros(rows, dtype=np.int64)
+        self._lists: list[list] = [self.request_ids, self.params, self.stop_token_ids]
         self._columns = [column for column in vars(self).values() if isinstance(column, np.ndarray)]
 
     def __len__(self) -> int:
@@ -49,6 +53,12 @@ class InputBatch:
         for request_id, block_ids in output.new_block_ids.items():
             self._append_blocks(self.row_of[request_id], block_ids)
 
+    def clear(self) -> None:
+        """Removes all rows."""
+        for items in self._lists:
+            items.clear()
+        self.row_of.clear()
+
     def append_tokens(self, row: int, token_ids: list[int]) -> None:
         start = self.num_tokens[row]
         self.token_ids[row, start : start + len(token_ids)] = token_ids
@@ -58,6 +68,7 @@ class InputBatch:
         row, params, count = len(self.request_ids), request.params, len(request.token_ids)
         self.request_ids.append(request.request_id)
         self.params.append(params)
+        self.stop_token_ids.append(request.stop_token_ids)
         self.row_of[request.request_id] = row
         self.token_ids[row, :count] = request.token_ids
         self.num_tokens[row] = count
@@ -68,7 +79,7 @@ class InputBatch:
         self._append_blocks(row, request.block_ids)
         self.temperature[row] = params.temperature
         self.top_p[row] = params.top_p
-        self.top_k[row] = params.top_k
+        self.top_k[row] = min(params.top_k, LARGEST_INT32)  # beyond the vocabulary all mean the same
         self.min_p[row] = params.min_p
         self.repetition_penalty[row] = params.repetition_penalty
         self.presence_penalty[row] = params.presence_penalty
@@ -87,7 +98,8 @@ class InputBatch:
         if row != last:
             for column in self._columns:
                 column[row] = column[last]
-            self.request_ids[row], self.params[row] = self.request_ids[last], self.params[last]
+            for items in self._lists:
+                items[row] = items[last]
             self.row_of[self.request_ids[row]] = row
-        self.request_ids.pop()
-        self.params.pop()
+        for items in self._lists:
+            items.pop()

@@ -7,7 +7,7 @@ import time
 import torch
 
 from vllm_triton import envs
-from vllm_triton.config import EngineConfig
+from vllm_triton.config import DTYPES, EngineConfig
 from vllm_triton.errors import ConfigError
 from vllm_triton.kv_cache.spec import FullAttentionSpec, max_sequence_length, num_blocks_that_fit
 from vllm_triton.loading import Checkpoint, open_checkpoint
@@ -15,6 +15,7 @@ from vllm_triton.loading.weights import fill_dummy_weights, load_weights
 from vllm_triton.models.config import ModelConfig, parse_dtype
 from vllm_triton.models.llama import KVCache, LlamaForCausalLM
 from vllm_triton.ops import registry
+from vllm_triton.ops.contract import FLOATS
 from vllm_triton.ops.platforms import Platform, current_platform
 from vllm_triton.runner.model_runner import ModelRunner
 
@@ -42,7 +43,15 @@ def load_model(config: EngineConfig) -> LoadedModel:
     model_config = ModelConfig.from_hf(checkpoint.config, checkpoint.generation_config, checkpoint.source)
     dtype = _dtype(config, checkpoint, platform)
     max_model_len = _max_model_len(config, model_config)
-    _choose_kernels(config, model_config, dtype, platform)
+    situation = registry.Situation(
+        device=platform.device,
+        dtype=dtype,
+        head_size=model_config.head_size,
+        block_size=config.block_size,
+        sliding_window=max(model_config.layer_windows) or None,
+    )
+    choices = registry.parse_choices(envs.kernels()) | config.kernels
+    registry.explain(choices, situation)  # refuses a bad choice before the weights are read
 
     with torch.device("meta"):
         model = LlamaForCausalLM(model_config, max_model_len).to(dtype)
@@ -70,7 +79,6 @@ def load_model(config: EngineConfig) -> LoadedModel:
         config.max_num_seqs,
         config.max_num_batched_tokens,
         max_model_len,
-        model_config.eos_token_ids,
     )
     logger.info(
         "loaded %s (%s, %s) on %s in %.1f s; KV cache of %d blocks holds %d tokens (%.2f GiB)",
@@ -87,13 +95,21 @@ def load_model(config: EngineConfig) -> LoadedModel:
         logger.warning(
             "the KV cache is smaller than max_model_len=%d: raise num_kv_blocks for long texts", max_model_len
         )
+    selection = registry.freeze(choices, situation)
+    logger.info("kernels: %s", ", ".join(f"{op}={name}" for op, name in selection.items()))
     return LoadedModel(runner, checkpoint, model_config, max_model_len, num_kv_blocks)
 
 
 def _dtype(config: EngineConfig, checkpoint: Checkpoint, platform: Platform) -> torch.dtype:
     if config.dtype != "auto":
         return parse_dtype(config.dtype)
-    return checkpoint.torch_dtype or platform.default_dtype
+    dtype = checkpoint.torch_dtype or platform.default_dtype
+    if dtype not in FLOATS:
+        raise ConfigError(
+            f"{checkpoint.source} is stored as {dtype}, in which nothing is computed here: set dtype to one of "
+            f"{', '.join(DTYPES[1:])}"
+        )
+    return dtype
 
 
 def _max_model_len(config: EngineConfig, model_config: ModelConfig) -> int:
@@ -105,22 +121,6 @@ def _max_model_len(config: EngineConfig, model_config: ModelConfig) -> int:
             f"got {config.max_model_len}"
         )
     return config.max_model_len
-
-
-def _choose_kernels(
-    config: EngineConfig, model_config: ModelConfig, dtype: torch.dtype, platform: Platform
-) -> dict[str, str]:
-    situation = registry.Situation(
-        device=platform.device,
-        dtype=dtype,
-        head_size=model_config.head_size,
-        block_size=config.block_size,
-        sliding_window=max(model_config.layer_windows) or None,
-    )
-    choices = registry.parse_choices(envs.kernels()) | config.kernels
-    selection = registry.freeze(choices, situation)
-    logger.info("kernels: %s", ", ".join(f"{op}={name}" for op, name in selection.items()))
-    return selection
 
 
 def _num_kv_blocks(config: EngineConfig, spec: FullAttentionSpec, max_model_len: int, platform: Platform) -> int:

@@ -32,7 +32,7 @@ class StepInputs:
 
 
 class ModelRunner:
-    """Args: sizes as in EngineConfig; eos_token_ids: ids that min_tokens forbids."""
+    """Args: sizes as in EngineConfig."""
 
     def __init__(
         self,
@@ -43,13 +43,11 @@ class ModelRunner:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         max_model_len: int,
-        eos_token_ids: frozenset[int],
     ):
         self.model = model
         self.kv_caches = kv_caches
         self.device = device
         self.block_size = block_size
-        self.eos_token_ids = eos_token_ids
         self.batch = InputBatch(max_num_seqs, max_model_len, block_size)
         self._ran_checked = False
 
@@ -121,7 +119,7 @@ class ModelRunner:
         if len(rows) == 0:
             return RunnerOutput()
         logits = self.model.compute_logits(hidden[inputs.logits_indices])
-        metadata = build_sampling_metadata(self.batch, rows, self.eos_token_ids, self.device)
+        metadata = build_sampling_metadata(self.batch, rows, self.device)
         tokens, logprobs = sample(logits, metadata)
         request_ids = [self.batch.request_ids[row] for row in rows.tolist()]
         sampled = tokens[:, None].tolist()

@@ -46,9 +46,7 @@ class SamplingMetadata:
     num_logprobs: list[int] = field(default_factory=list)
 
 
-def build_sampling_metadata(
-    batch: InputBatch, rows: np.ndarray, eos_token_ids: frozenset[int], device: torch.device
-) -> SamplingMetadata:
+def build_sampling_metadata(batch: InputBatch, rows: np.ndarray, device: torch.device) -> SamplingMetadata:
     """Args: rows: rows of the batch that sample in this step, in the order of the logits."""
 
     def column(values: np.ndarray) -> torch.Tensor:
@@ -65,7 +63,7 @@ def build_sampling_metadata(
         min_p=column(batch.min_p),
         seeds=column(batch.seed),
         steps=column(steps),
-        bias=_logit_bias(batch, row_list, steps, eos_token_ids, device),
+        bias=_logit_bias(batch, row_list, steps, device),
         penalties=_penalties(batch, rows, column),
         logprob_rows=torch.tensor(logprob_rows, device=device) if logprob_rows else None,
         logprob_row_list=logprob_rows,
@@ -73,9 +71,7 @@ def build_sampling_metadata(
     )
 
 
-def _logit_bias(
-    batch: InputBatch, rows: list[int], steps: np.ndarray, eos_token_ids: frozenset[int], device: torch.device
-) -> LogitBias | None:
+def _logit_bias(batch: InputBatch, rows: list[int], steps: np.ndarray, device: torch.device) -> LogitBias | None:
     entries: list[tuple[int, int, float]] = []
     for index, row in enumerate(rows):
         params = batch.params[row]
@@ -83,8 +79,7 @@ def _logit_bias(
             continue
         bias = dict(params.logit_bias)
         if steps[row] < params.min_tokens:
-            forbidden = set(params.stop_token_ids) | (set() if params.ignore_eos else eos_token_ids)
-            bias.update(dict.fromkeys(forbidden, float("-inf")))
+            bias.update(dict.fromkeys(batch.stop_token_ids[row], float("-inf")))
         entries.extend((index, token, value) for token, value in bias.items())
     if not entries:
         return None

@@ -11,6 +11,7 @@ class NewRequestData:
     """A request that the runner has no row for: scheduled for the first time, or again after a preemption.
 
     token_ids: prompt, and after a preemption the output so far.
+    stop_token_ids: all ids that end the sequence, EOS among them unless it is ignored; min_tokens forbids them.
     block_ids: blocks of every position up to the end of this step.
     num_computed_tokens: leading tokens that this row does not compute, because their keys and values are in those
         blocks: from an earlier step, or from another row of this one. So in each layer the runner writes the keys and
@@ -21,6 +22,7 @@ class NewRequestData:
     token_ids: list[int]
     num_prompt_tokens: int
     params: SamplingParams
+    stop_token_ids: frozenset[int]
     block_ids: list[int]
     num_computed_tokens: int
 

@@ -206,6 +206,7 @@ class Scheduler:
                     token_ids=list(request.token_ids),
                     num_prompt_tokens=request.num_prompt_tokens,
                     params=request.params,
+                    stop_token_ids=request.stop_token_ids,
                     block_ids=[block.block_id for block in request.blocks],
                     num_computed_tokens=num_computed_tokens,
                 )
