@@ -4,6 +4,7 @@ import functools
 import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 
@@ -64,18 +65,38 @@ def why_not_triton(device: str) -> str | None:
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
     if device == "cpu" and not triton_interprets():
-        return "Triton has no backend for the CPU here (TRITON_INTERPRET=1 runs its interpreter)"
+        return _why_no_cpu_backend()
     return None
 
 
-def _available_host_memory() -> int:
+def _why_no_cpu_backend() -> str | None:
+    import triton
+    from triton.backends import backends
+
+    hint = "TRITON_INTERPRET=1 runs its interpreter"
+    if "cpu" not in backends:
+        return f"Triton knows no backend for the CPU: install vllm_triton anew, which brings one ({hint})"
+    try:
+        target = triton.runtime.driver.active.get_current_target()
+    except RuntimeError as error:  # no driver is active
+        tell = getattr(backends["cpu"].driver, "why_inactive", lambda: None)
+        return f"{tell() or error} ({hint})"
+    return None if target.backend == "cpu" else f"Triton runs on {target.backend} here, not on the CPU ({hint})"
+
+
+def _available_host_memory(control_group: Path = Path("/sys/fs/cgroup")) -> int:
     """Bytes that new allocations can use without swapping, within the control group's limit."""
     with open("/proc/meminfo") as file:
         fields = dict(line.split(":", 1) for line in file)
     available = int(fields["MemAvailable"].split()[0]) * 1024
     try:
-        with open("/sys/fs/cgroup/memory.max") as limit_file, open("/sys/fs/cgroup/memory.current") as used_file:
-            limit, used = limit_file.read().strip(), int(used_file.read())
+        limit = (control_group / "memory.max").read_text().strip()
+        used = int((control_group / "memory.current").read_text())
+        statistics = dict(line.split() for line in (control_group / "memory.stat").read_text().splitlines())
     except OSError:  # no control group limits this process
         return available
-    return available if limit == "max" else min(available, int(limit) - used)
+    if limit == "max":
+        return available
+    # Files that were read, such as the weights, count as used until somebody needs the memory.
+    cached = int(statistics.get("active_file", 0)) + int(statistics.get("inactive_file", 0))
+    return min(available, int(limit) - used + cached)

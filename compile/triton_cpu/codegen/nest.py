@@ -1,0 +1,143 @@
+"""A nest of loops over one tile, and the code that stands at each depth of it."""
+
+from dataclasses import dataclass, field
+
+from vllm_triton.compile.triton_cpu.codegen import expressions
+from vllm_triton.compile.triton_cpu.codegen.expressions import Expression, uniform
+from vllm_triton.compile.triton_cpu.codegen.types import LANES, strides
+
+_SIMPLE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.")
+
+
+class Names:
+    """Fresh C++ names."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def new(self, prefix: str) -> str:
+        self._count += 1
+        return f"{prefix}{self._count}"
+
+
+@dataclass
+class _Loop:
+    variable: str
+    extent: int
+    step: int
+
+
+@dataclass
+class Nest:
+    """Loops over a tile of `shape`, 16 lanes at a time along one axis.
+
+    A tile with at least 16 elements in its last axis longer than 1 is walked row by row: the indices of the other axes
+    are scalars. Any other tile is walked as one flat row, and indices are vectors.
+
+    order: axes from the outermost loop to the innermost; by default row-major. Only for tiles that are walked by rows.
+    lane_axis: the axis along which the lanes lie; None for a flat walk.
+    valid: lanes of the only chunk that exist, for tiles of fewer than 16 elements.
+    """
+
+    shape: tuple[int, ...]
+    names: Names
+    order: list[int] | None = None
+    indices: list[Expression] = field(init=False)
+    lane_axis: int | None = field(init=False)
+    valid: int | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        self.loops: list[_Loop] = []
+        self.memo: dict[object, Expression] = {}
+        size = 1
+        for extent in self.shape:
+            size *= extent
+        self.lane_axis = lane_axis(self.shape)
+        if self.lane_axis is None:
+            self._walk_flat(size)
+        else:
+            self._walk_rows()
+        self.before: list[list[str]] = [[] for _ in range(len(self.loops) + 1)]
+        self.after: list[list[str]] = [[] for _ in range(len(self.loops) + 1)]
+
+    def _walk_flat(self, size: int) -> None:
+        if size < LANES:
+            self.valid = size
+        if size <= LANES:
+            flat = Expression("0", "i32", 0, "affine", "1")
+        else:
+            flat = Expression(self._loop(size, LANES), "i32", 1, "affine", "1")
+        self.indices = expressions.lane_indices(flat, self.shape)
+        self.flat = flat
+
+    def _walk_rows(self) -> None:
+        order = self.order or list(range(len(self.shape)))
+        found: dict[int, Expression] = {}
+        for axis in order:
+            extent = self.shape[axis]
+            if extent == 1:
+                found[axis] = uniform("0", "i32")
+            elif axis == self.lane_axis:
+                variable = "0" if extent == LANES else self._loop(extent, LANES)
+                found[axis] = Expression(variable, "i32", len(self.loops), "affine", "1")
+            else:
+                found[axis] = Expression(self._loop(extent, 1), "i32", len(self.loops))
+        self.indices = [found[axis] for axis in range(len(self.shape))]
+        self.flat = self.flat_index(self.indices)
+
+    def flat_index(self, indices: list[Expression], shape: tuple[int, ...] | None = None) -> Expression:
+        """The row-major number of the element at `indices`."""
+        flat = uniform("0", "i32")
+        for index, stride in zip(indices, strides(self.shape if shape is None else shape), strict=True):
+            if index.text == "0" and index.is_uniform:
+                continue
+            scaled = index if stride == 1 else expressions.multiply(index, uniform(str(stride), "i32"))
+            flat = scaled if flat.text == "0" and flat.is_uniform else expressions.add(flat, scaled)
+        return flat
+
+    def _loop(self, extent: int, step: int) -> str:
+        variable = self.names.new("i")
+        self.loops.append(_Loop(variable, extent, step))
+        return variable
+
+    @property
+    def depth(self) -> int:
+        return len(self.loops)
+
+    def assign(self, expression: Expression) -> Expression:
+        """Gives a computed text a name, at the shallowest depth where it can stand."""
+        if set(expression.text) <= _SIMPLE:
+            return expression
+        name = self.names.new("t")
+        self.before[expression.level].append(f"const auto {name} = {expression.text};")
+        return Expression(name, expression.element, expression.level, expression.kind, expression.step, expression.base)
+
+    def emit(self, text: str, level: int | None = None) -> None:
+        """A statement at a depth, by default in the innermost loop."""
+        self.before[self.depth if level is None else level].append(text)
+
+    def emit_after(self, text: str, level: int) -> None:
+        """A statement at a depth, behind the loops inside it."""
+        self.after[level].append(text)
+
+    def lines(self) -> list[str]:
+        """The nest in braces of its own."""
+        return ["{", *self._from(0), "}"]
+
+    def _from(self, level: int) -> list[str]:
+        lines = list(self.before[level])
+        if level < self.depth:
+            loop = self.loops[level]
+            head = (
+                f"for (int32_t {loop.variable} = 0; {loop.variable} < {loop.extent}; {loop.variable} += {loop.step}) {{"
+            )
+            lines += [head, *self._from(level + 1), "}"]
+        return lines + self.after[level]
+
+
+def lane_axis(shape: tuple[int, ...]) -> int | None:
+    """The last axis longer than 1, if it holds whole chunks of 16."""
+    for axis in reversed(range(len(shape))):
+        if shape[axis] > 1:
+            return axis if shape[axis] % LANES == 0 else None
+    return None

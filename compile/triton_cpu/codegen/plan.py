@@ -1,0 +1,100 @@
+"""Which values become memory, decided before any code is written.
+
+A tensor is computed where it is read, inside the reader's loop, unless that would repeat much work, read memory at
+another time than the kernel does, or is impossible: then it gets a buffer.
+"""
+
+from vllm_triton.compile.triton_cpu.codegen import elementwise
+from vllm_triton.compile.triton_cpu.ir import Block, Operation, Region, Value
+
+# Computed where they are read, at no cost.
+VIEWS = frozenset(
+    {"tt.splat", "tt.expand_dims", "tt.broadcast", "tt.reshape", "tt.trans", "tt.make_range", "arith.constant"}
+    | {"tt.join", "tt.split", "tt.unsplat", "tt.addptr"}
+)
+SIDE_EFFECTS = frozenset(["tt.store", "tt.atomic_rmw", "tt.atomic_cas", "tt.print", "tt.assert", "tt.call"])
+# More than this, and a second reader finds the value in memory.
+CHEAP = 6.0
+
+
+class Plan:
+    """Args: body: of one function."""
+
+    def __init__(self, body: Region):
+        self.buffered: set[Value] = set()
+        self._cost: dict[Value, float] = {}
+        self._owner: dict[Operation, Block] = {}
+        self._depth: dict[Block, int] = {}
+        self._place(body, 0)
+        for block in self._depth:
+            for index, operation in enumerate(block.operations):
+                for result in operation.results:
+                    if result.type.is_tensor:
+                        self._decide(operation, result, block, index)
+
+    def _place(self, region: Region, depth: int) -> None:
+        for block in region.blocks:
+            self._depth[block] = depth
+            for operation in block.operations:
+                self._owner[operation] = block
+                for inner in operation.regions:
+                    self._place(inner, depth + 1)
+
+    def _decide(self, operation: Operation, value: Value, block: Block, index: int) -> None:
+        if operation.name == "tt.load":
+            if not self._read_at_once(operation, block, index):
+                self.buffered.add(value)
+            self._cost[value] = 2.0
+        elif operation.name in VIEWS:
+            self._cost[value] = max((self.cost(operand) for operand in operation.operands), default=0.0)
+            if operation.name == "tt.join":
+                self._cost[value] *= 2
+        elif operation.name in elementwise.NAMES:
+            if value.type.is_pointer or self._is_index(value):
+                self._cost[value] = 0.5 + sum(self.cost(operand) for operand in operation.operands) / 2
+            else:
+                own = elementwise.COST.get(operation.name, 1)
+                self._cost[value] = own + sum(self.cost(operand) for operand in operation.operands)
+            if self._worth_memory(value, block):
+                self.buffered.add(value)
+                self._cost[value] = 1.0
+        else:  # reductions, products, loops: their results are memory in any case
+            self._cost[value] = 1.0
+
+    def cost(self, value: Value) -> float:
+        return self._cost.get(value, 0.0 if not value.type.is_tensor else 1.0)
+
+    @staticmethod
+    def _is_index(value: Value) -> bool:
+        return value.type.element in ("i32", "i64", "i1")
+
+    def _worth_memory(self, value: Value, block: Block) -> bool:
+        if value.type.is_pointer or self.cost(value) <= CHEAP:
+            return False
+        deeper = any(self._depth[self._owner[use]] > self._depth[block] for use in value.uses)
+        expanded = any(use.name in ("tt.expand_dims", "tt.broadcast", "tt.trans") for use in value.uses)
+        return deeper or expanded or len(set(value.uses)) > 1
+
+    def _read_at_once(self, load: Operation, block: Block, index: int) -> bool:
+        """Whether the load may happen inside its only reader's loop: nothing is written in between."""
+        value = load.result
+        position = index
+        while True:
+            if len(value.uses) != 1 or self._owner[value.uses[0]] is not block:
+                return False
+            reader = value.uses[0]
+            following = block.operations.index(reader)
+            if any(_writes(between) for between in block.operations[position + 1 : following]):
+                return False
+            if reader.name not in elementwise.NAMES and reader.name not in ("tt.splat", "tt.reshape"):
+                # A store may overwrite what a later chunk of the same loop still has to read.
+                return reader.name in ("tt.reduce", "scf.yield") and reader is not block.operations[-1]
+            if reader.result in self.buffered:
+                return True
+            value, position = reader.result, following
+
+
+def _writes(operation: Operation) -> bool:
+    if operation.name in SIDE_EFFECTS:
+        return True
+    return any(_writes(inner) for region in operation.regions for block in region.blocks for inner in block.operations)

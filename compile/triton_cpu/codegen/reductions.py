@@ -1,0 +1,225 @@
+"""Reductions and scans with any combining region and several operands."""
+
+from typing import TYPE_CHECKING
+
+from vllm_triton.compile.triton_cpu.codegen.expressions import Expression, as_vector
+from vllm_triton.compile.triton_cpu.codegen.nest import Nest, lane_axis
+from vllm_triton.compile.triton_cpu.codegen.types import LANES, scalar, shape_of, strides, vector
+from vllm_triton.compile.triton_cpu.ir import Block, Operation
+
+if TYPE_CHECKING:
+    from vllm_triton.compile.triton_cpu.codegen.kernel import Buffer, Generator
+
+
+def emit_reduce(generator: "Generator", operation: Operation) -> None:
+    """One result per operand, without the axis."""
+    shape, axis = shape_of(operation.operands[0].type), operation.attributes["axis"]
+    targets = []
+    for result in operation.results:
+        if result.type.is_tensor:
+            generator.buffers[result] = generator.new_buffer(result.type)
+            targets.append(generator.buffers[result].name)
+        else:
+            generator.scalars[result] = generator.declare(result.type)
+            targets.append(f"&{generator.scalars[result].text}")
+    if lane_axis(shape) == axis:
+        _reduce_lanes(generator, operation, shape, axis, targets)
+    else:
+        _reduce_elements(generator, operation, shape, axis, targets)
+
+
+def _combine(
+    generator: "Generator", nest: Nest, block: Block, left: list[str], right: list[str], kind: str
+) -> list[Expression]:
+    """The combining region at the innermost depth of a nest, for lanes or for scalars."""
+    nest.memo = dict(nest.memo)
+    for argument, text in zip(block.arguments, [*left, *right], strict=True):
+        nest.memo[argument, ()] = Expression(text, argument.type.element, nest.depth, kind)  # type: ignore[arg-type]
+    return [generator.evaluate(operand, (), nest) for operand in block.terminator.operands]
+
+
+def _reduce_lanes(
+    generator: "Generator", operation: Operation, shape: tuple[int, ...], axis: int, targets: list[str]
+) -> None:
+    """Along the lanes: 16 partial results, combined pairwise at the end."""
+    others = [number for number in range(len(shape)) if number != axis]
+    nest = Nest(shape, generator.names, order=[*others, axis])
+    inner = nest.depth
+    has_loop = shape[axis] > LANES
+    outer = inner - has_loop
+    block = operation.regions[0].block
+    elements = [operand.type.element for operand in operation.operands]
+    partial = [generator.names.new("r") for _ in elements]
+    values = [as_vector(generator.evaluate(operand, tuple(nest.indices), nest)) for operand in operation.operands]
+    for name, element, value in zip(partial, elements, values, strict=True):
+        nest.before[outer].append(f"{vector(element)} {name}{{}};")
+        current = f"{name}_x"
+        nest.emit(f"const {vector(element)} {current} = {value};")
+    if has_loop:
+        first = f"{nest.indices[axis].text} == 0"
+        nest.emit(f"if ({first}) {{ {' '.join(f'{name} = {name}_x;' for name in partial)} }} else {{")
+        combined = _combine(generator, nest, block, partial, [f"{name}_x" for name in partial], "vector")
+        _set_together(nest, partial, [as_vector(value) for value in combined])
+        nest.emit("}")
+    else:
+        nest.emit(" ".join(f"{name} = {name}_x;" for name in partial))
+    _finish_lanes(generator, operation, nest, outer, partial, elements, targets, axis)
+
+
+def _set_together(nest: Nest, names: list[str], texts: list[str]) -> None:
+    fresh = [f"{name}_n" for name in names]
+    nest.emit("{ " + " ".join(f"const auto {new} = {text};" for new, text in zip(fresh, texts, strict=True)))
+    nest.emit(" ".join(f"{name} = {new};" for name, new in zip(names, fresh, strict=True)) + " }")
+
+
+def _finish_lanes(
+    generator: "Generator",
+    operation: Operation,
+    nest: Nest,
+    outer: int,
+    partial: list[str],
+    elements: list[str],
+    targets: list[str],
+    axis: int,
+) -> None:
+    """From 16 lanes to one, and into the result."""
+    finish = Nest((), generator.names)
+    lanes = [f"{name}_l" for name in partial]
+    for name, lane, element in zip(partial, lanes, elements, strict=True):
+        nest.emit_after(f"{scalar(element)} {lane}[16]; tcpu::lanes_of({lane}, {name});", outer)
+    nest.emit_after("for (int w = 8; w; w /= 2) for (int l = 0; l < w; ++l) {", outer)
+    left = [f"{lane}[l]" for lane in lanes]
+    right = [f"{lane}[l + w]" for lane in lanes]
+    combined = _combine(generator, finish, operation.regions[0].block, left, right, "uniform")
+    texts = [value.text for value in combined]
+    _set_together_in(finish, left, texts)
+    for line in finish.lines():
+        nest.emit_after(line, outer)
+    nest.emit_after("}", outer)
+    index = nest.flat_index(
+        [ix for number, ix in enumerate(nest.indices) if number != axis], _without(nest.shape, axis)
+    )
+    for target, lane in zip(targets, lanes, strict=True):
+        place = f"{target} + {index.text}" if operation.results[0].type.is_tensor else target
+        nest.emit_after(f"tcpu::put({place}, {lane}[0]);", outer)
+    generator.lines += nest.lines()
+
+
+def _set_together_in(nest: Nest, places: list[str], texts: list[str]) -> None:
+    fresh = [nest.names.new("c") for _ in places]
+    for new, text in zip(fresh, texts, strict=True):
+        nest.emit(f"const auto {new} = {text};")
+    for place, new in zip(places, fresh, strict=True):
+        nest.emit(f"{place} = {new};")
+
+
+def _without(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
+    return shape[:axis] + shape[axis + 1 :]
+
+
+def _scalar_walk(
+    generator: "Generator", operation: Operation, shape: tuple[int, ...], axis: int
+) -> tuple[list["Buffer"], str, str, list[str], list[str]]:
+    """Operands in memory, and a row of loops over all elements that share no axis but `axis`."""
+    buffers = [generator.in_memory(operand) for operand in operation.operands]
+    by_axis = strides(shape)
+    opening, offset, result_offset = [], ["0"], ["0"]
+    result_strides = iter(strides(_without(shape, axis)))
+    for number, extent in enumerate(shape):
+        if number == axis:
+            continue
+        variable = generator.names.new("i")
+        opening.append(f"for (int32_t {variable} = 0; {variable} < {extent}; ++{variable}) {{")
+        offset.append(f"{variable} * {by_axis[number]}")
+        result_offset.append(f"{variable} * {next(result_strides)}")
+    return buffers, " + ".join(offset), " + ".join(result_offset), opening, ["}"] * len(opening)
+
+
+def _element(buffer: "Buffer", offset: str) -> str:
+    read = f"tcpu::load_scalar<{buffer.storage}>({buffer.name} + {offset})"
+    return f"({read} != 0)" if buffer.element == "i1" else read
+
+
+def _reduce_elements(
+    generator: "Generator", operation: Operation, shape: tuple[int, ...], axis: int, targets: list[str]
+) -> None:
+    """Along any other axis: across it, chunk by chunk, where lanes lie; else element by element."""
+    lane = lane_axis(shape)
+    if lane is not None and operation.results[0].type.is_tensor:
+        _reduce_across(generator, operation, shape, axis, targets)
+        return
+    buffers, offset, result_offset, opening, closing = _scalar_walk(generator, operation, shape, axis)
+    stride = strides(shape)[axis]
+    elements = [operand.type.element for operand in operation.operands]
+    partial = [generator.names.new("r") for _ in elements]
+    step = generator.names.new("i")
+    lines = list(opening)
+    for name, element, buffer in zip(partial, elements, buffers, strict=True):
+        lines.append(f"{scalar(element)} {name} = {_element(buffer, offset)};")
+    lines.append(f"for (int32_t {step} = 1; {step} < {shape[axis]}; ++{step}) {{")
+    nest = Nest((), generator.names)
+    right = [_element(buffer, f"{offset} + {step} * {stride}") for buffer in buffers]
+    combined = _combine(generator, nest, operation.regions[0].block, partial, right, "uniform")
+    _set_together_in(nest, partial, [value.text for value in combined])
+    lines += [*nest.lines(), "}"]
+    for target, name in zip(targets, partial, strict=True):
+        place = f"{target} + {result_offset}" if operation.results[0].type.is_tensor else target
+        lines.append(f"tcpu::put({place}, {name});")
+    generator.lines += [*lines, *closing]
+
+
+def _reduce_across(
+    generator: "Generator", operation: Operation, shape: tuple[int, ...], axis: int, targets: list[str]
+) -> None:
+    lane = lane_axis(shape)
+    assert lane is not None
+    others = [number for number in range(len(shape)) if number not in (axis, lane)]
+    nest = Nest(shape, generator.names, order=[*others, lane, axis])
+    inner = nest.depth
+    has_loop = shape[axis] > 1
+    outer = inner - has_loop
+    elements = [operand.type.element for operand in operation.operands]
+    partial = [generator.names.new("r") for _ in elements]
+    values = [as_vector(generator.evaluate(operand, tuple(nest.indices), nest)) for operand in operation.operands]
+    for name, element, value in zip(partial, elements, values, strict=True):
+        nest.before[outer].append(f"{vector(element)} {name}{{}};")
+        nest.emit(f"const {vector(element)} {name}_x = {value};")
+    first = f"{nest.indices[axis].text} == 0"
+    nest.emit(f"if ({first}) {{ {' '.join(f'{name} = {name}_x;' for name in partial)} }} else {{")
+    combined = _combine(
+        generator, nest, operation.regions[0].block, partial, [f"{name}_x" for name in partial], "vector"
+    )
+    _set_together(nest, partial, [as_vector(value) for value in combined])
+    nest.emit("}")
+    index = nest.flat_index([ix for number, ix in enumerate(nest.indices) if number != axis], _without(shape, axis))
+    for result, name in zip(operation.results, partial, strict=True):
+        buffer = generator.buffers[result]
+        nest.emit_after(f"tcpu::store<{buffer.storage}>({buffer.name} + {index.text}, {name});", outer)
+    generator.lines += nest.lines()
+
+
+def emit_scan(generator: "Generator", operation: Operation) -> None:
+    """Element by element along the axis, from either end."""
+    shape, axis = shape_of(operation.operands[0].type), operation.attributes["axis"]
+    buffers, offset, _, opening, closing = _scalar_walk(generator, operation, shape, axis)
+    targets = []
+    for result in operation.results:
+        generator.buffers[result] = generator.new_buffer(result.type)
+        targets.append(generator.buffers[result])
+    stride, extent = strides(shape)[axis], shape[axis]
+    step = generator.names.new("i")
+    at = f"{extent - 1} - {step}" if operation.attributes.get("reverse") else step
+    place = f"{offset} + ({at}) * {stride}"
+    elements = [operand.type.element for operand in operation.operands]
+    partial = [generator.names.new("r") for _ in elements]
+    lines = [*opening, *(f"{scalar(element)} {name}{{}};" for name, element in zip(partial, elements, strict=True))]
+    lines.append(f"for (int32_t {step} = 0; {step} < {extent}; ++{step}) {{")
+    current = [_element(buffer, place) for buffer in buffers]
+    nest = Nest((), generator.names)
+    combined = _combine(generator, nest, operation.regions[0].block, partial, current, "uniform")
+    _set_together_in(nest, partial, [value.text for value in combined])
+    firsts = " ".join(f"{name} = {text};" for name, text in zip(partial, current, strict=True))
+    lines += [f"if ({step} == 0) {{ {firsts} }} else", *nest.lines()]
+    for target, name in zip(targets, partial, strict=True):
+        lines.append(f"tcpu::put({target.name} + {place}, {name});")
+    generator.lines += [*lines, "}", *closing]

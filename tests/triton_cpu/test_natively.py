@@ -1,0 +1,27 @@
+"""Runs the other files of this folder, each in a process that does not interpret Triton."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vllm_triton.compile.triton_cpu import toolchain
+
+_FILES = sorted(file.name for file in Path(__file__).parent.glob("test_*.py") if file.name != Path(__file__).name)
+_BOTH_LAUNCHERS = ("test_launch.py", "test_recording.py")
+_CASES = [(name, "native") for name in _FILES] + [(name, "ctypes") for name in _BOTH_LAUNCHERS]
+
+
+@pytest.mark.parametrize(("file", "launcher"), _CASES)
+def test_in_a_process_of_its_own(file, launcher):
+    if reason := toolchain.why_no_compiler():
+        pytest.skip(reason)
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "VLLM_TRITON_CPU_LAUNCHER": launcher}
+    # What pytest-xdist and pytest-cov set for this process is not for its child.
+    environment = {name: value for name, value in environment.items() if not name.startswith(("PYTEST_", "COV_"))}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider"]
+    path = Path(__file__).with_name(file)
+    result = subprocess.run([*command, str(path)], env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, f"{result.stdout}\n{result.stderr}"
