@@ -13,9 +13,5 @@ class DTypeError(OpError, TypeError):
     """An argument is of the wrong type, or a tensor of the wrong dtype or device."""
 
 
-class UnsupportedError(OpError, NotImplementedError):
-    """The combination of arguments is legal but no implementation takes it."""
-
-
 class RegistryError(OpError, ValueError):
     """An op or an implementation is unknown, refused, or chosen too late."""

@@ -6,8 +6,6 @@ from typing import Any
 
 from vllm_triton.errors import RequestError
 
-# Below this temperature a row is greedy: dividing by it would overflow float32 logits.
-GREEDY_EPSILON = 1e-5
 MAX_LOGPROBS = 20
 MAX_CHOICES = 128
 SEED_LIMIT = 2**63
@@ -102,10 +100,6 @@ class SamplingParams:
         for token, bias in self.logit_bias.items():
             _integer("logit_bias", token, 0, None)
             _number("logit_bias", bias, -100, 100)
-
-    @property
-    def is_greedy(self) -> bool:
-        return self.temperature < GREEDY_EPSILON
 
     def verify_vocabulary(self, vocab_size: int) -> None:
         """Refuses token ids that the model does not have."""
