@@ -377,3 +377,35 @@ def test_bounds_checks_are_refused_rather_than_left_out(monkeypatch):
     x = torch.ones(8)
     with pytest.raises(SettingError, match="VLLM_TRITON_CPU_CHECK"):
         _add[(1,)](x, x, x, 8, 8)
+
+
+@triton.jit
+def _same_addend_in_every_turn(a_ptr, c_ptr, out_ptr, turns, N: tl.constexpr):
+    rows, columns = tl.arange(0, N)[:, None], tl.arange(0, N)[None, :]
+    a = tl.load(a_ptr + rows * N + columns)
+    c = tl.load(c_ptr + rows * N + columns)
+    for turn in range(turns):
+        tl.store(out_ptr + turn * N * N + rows * N + columns, tl.dot(a, a, c, input_precision="ieee"))
+
+
+def test_a_product_in_a_loop_leaves_its_addend_alone():
+    a, c, out = torch.randn(16, 16), torch.randn(16, 16), torch.empty(3, 16, 16)
+    _same_addend_in_every_turn[(1,)](a, c, out, 3, 16)
+    torch.testing.assert_close(out, (a @ a + c).expand(3, 16, 16), rtol=1e-4, atol=1e-4)
+
+
+@triton.jit
+def _reduced_in_a_branch(x_ptr, out_ptr, wanted, N: tl.constexpr):
+    x = tl.load(x_ptr + tl.arange(0, N)) + 1
+    total = 0.0
+    if wanted > 0:
+        total = tl.sum(x, axis=0)
+    tl.store(out_ptr, total + tl.max(x, axis=0))
+
+
+@pytest.mark.parametrize("n", [4, 32])
+@pytest.mark.parametrize("wanted", [0, 1])
+def test_a_branch_that_does_not_run_leaves_nothing_undone(n, wanted):
+    x, out = torch.randn(n), torch.empty(1)
+    _reduced_in_a_branch[(1,)](x, out, wanted, n)
+    torch.testing.assert_close(out[0], (x + 1).sum() * wanted + (x + 1).max(), rtol=1e-4, atol=1e-5)

@@ -234,11 +234,14 @@ class Generator:
         self.lines += nest.lines()
         return target
 
-    def in_memory(self, value: Value) -> Buffer:
+    def in_memory(self, value: Value, reader: Operation) -> Buffer:
         """The buffer of a tensor, which it gets now if it has none."""
-        if value not in self.buffers:
-            self.buffers[value] = self.materialise(value)
-        return self.buffers[value]
+        if value in self.buffers:
+            return self.buffers[value]
+        buffer = self.materialise(value)
+        if self.plan.is_local(value, reader):  # else the reader may not run before the next one does
+            self.buffers[value] = buffer
+        return buffer
 
     # Statements
 

@@ -40,6 +40,11 @@ class Plan:
                 for inner in operation.regions:
                     self._place(inner, depth + 1)
 
+    def is_local(self, value: Value, operation: Operation) -> bool:
+        """Whether the value is made in the operation's own block: each run of the one is a run of the other."""
+        block = self._owner[operation]
+        return value in block.arguments or (value.producer is not None and self._owner.get(value.producer) is block)
+
     def _decide(self, operation: Operation, value: Value, block: Block, index: int) -> None:
         if operation.name == "tt.load":
             if not self._read_at_once(operation, block, index):

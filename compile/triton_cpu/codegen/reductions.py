@@ -121,7 +121,7 @@ def _scalar_walk(
     generator: "Generator", operation: Operation, shape: tuple[int, ...], axis: int
 ) -> tuple[list["Buffer"], str, str, list[str], list[str]]:
     """Operands in memory, and a row of loops over all elements that share no axis but `axis`."""
-    buffers = [generator.in_memory(operand) for operand in operation.operands]
+    buffers = [generator.in_memory(operand, operation) for operand in operation.operands]
     by_axis = strides(shape)
     opening, offset, result_offset = [], ["0"], ["0"]
     result_strides = iter(strides(_without(shape, axis)))
