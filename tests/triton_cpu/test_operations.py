@@ -1,0 +1,229 @@
+"""Single operations and forms of control flow, natively against torch."""
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from vllm_triton.compile.triton_cpu.ir import UnsupportedOperationError
+
+
+@triton.jit
+def _reductions(x_ptr, row_sum_ptr, column_max_ptr, argmax_ptr, total_ptr, M: tl.constexpr, N: tl.constexpr):
+    rows, columns = tl.arange(0, M), tl.arange(0, N)
+    x = tl.load(x_ptr + rows[:, None] * N + columns[None, :])
+    tl.store(row_sum_ptr + rows, tl.sum(x, axis=1))
+    tl.store(column_max_ptr + columns, tl.max(x, axis=0))
+    tl.store(argmax_ptr + rows, tl.argmax(x, axis=1))
+    tl.store(total_ptr, tl.sum(x))
+
+
+@pytest.mark.parametrize("m, n", [(1, 1), (2, 4), (4, 16), (16, 2), (8, 64), (64, 32)])
+def test_reductions_along_every_axis(m, n):
+    x = torch.randn(m, n)
+    row_sum, column_max, argmax = torch.empty(m), torch.empty(n), torch.empty(m, dtype=torch.int32)
+    total = torch.empty(1)
+    _reductions[(1,)](x, row_sum, column_max, argmax, total, m, n)
+    torch.testing.assert_close(row_sum, x.sum(1))
+    assert torch.equal(column_max, x.amax(0)) and torch.equal(argmax.long(), x.argmax(1))
+    torch.testing.assert_close(total[0], x.sum(), rtol=1e-4, atol=1e-5)
+
+
+@triton.jit
+def _multiply_and_add(left_a, left_b, right_a, right_b):
+    return left_a * right_a, left_b * right_a + right_b
+
+
+@triton.jit
+def _scans(x_ptr, sum_ptr, reverse_ptr, linear_ptr, M: tl.constexpr, N: tl.constexpr):
+    rows, columns = tl.arange(0, M)[:, None], tl.arange(0, N)[None, :]
+    x = tl.load(x_ptr + rows * N + columns)
+    tl.store(sum_ptr + rows * N + columns, tl.cumsum(x, axis=1))
+    tl.store(reverse_ptr + rows * N + columns, tl.cumsum(x, axis=0, reverse=True))
+    half = tl.full([M, N], 0.5, dtype=tl.float32)
+    _, state = tl.associative_scan((half, x), 1, _multiply_and_add)
+    tl.store(linear_ptr + rows * N + columns, state)
+
+
+@pytest.mark.parametrize("m, n", [(1, 2), (4, 8), (2, 64)])
+def test_scans(m, n):
+    x = torch.randn(m, n)
+    sums, backwards, linear = (torch.empty(m, n) for _ in range(3))
+    _scans[(1,)](x, sums, backwards, linear, m, n)
+    torch.testing.assert_close(sums, x.cumsum(1))
+    torch.testing.assert_close(backwards, x.flip(0).cumsum(0).flip(0))
+    state, expected = torch.zeros(m), []
+    for column in x.T:
+        state = 0.5 * state + column
+        expected.append(state)
+    torch.testing.assert_close(linear, torch.stack(expected, 1))
+
+
+@triton.jit
+def _control(x_ptr, out_ptr, n):
+    """Collatz steps by a while, a branch whose results are tensors, and an early end."""
+    program = tl.program_id(0)
+    if program >= n:
+        return
+    value = tl.load(x_ptr + program)
+    steps = 0
+    while value > 1:
+        if value % 2 == 0:  # noqa: SIM108  (a branch is what is tried here)
+            value = value // 2
+        else:
+            value = 3 * value + 1
+        steps += 1
+    lanes = tl.arange(0, 4)
+    result = tl.full([4], 0, dtype=tl.int32)
+    if steps > 10:
+        result += lanes * steps
+    else:
+        result -= lanes
+    tl.store(out_ptr + program * 4 + lanes, result)
+
+
+def test_control_flow():
+    def collatz(value: int) -> int:
+        steps = 0
+        while value > 1:
+            value, steps = (value // 2 if value % 2 == 0 else 3 * value + 1), steps + 1
+        return steps
+
+    x = torch.arange(1, 41, dtype=torch.int32)
+    out = torch.full((50, 4), -99, dtype=torch.int32)
+    _control[(50,)](x, out, 40)
+    steps = [collatz(value) for value in x.tolist()]
+    expected = [[lane * count if count > 10 else -lane for lane in range(4)] for count in steps]
+    assert out[:40].tolist() == expected and bool((out[40:] == -99).all())
+
+
+@triton.jit
+def _shapes(x_ptr, out_ptr, N: tl.constexpr):
+    """Interleaves, takes apart, transposes and reshapes; ends as x + 1 in another order."""
+    x = tl.load(x_ptr + tl.arange(0, N))
+    y = x + 1
+    both = tl.interleave(x, y)
+    pairs = tl.reshape(both, (N, 2))
+    first, second = tl.split(pairs)
+    square = tl.reshape(second, (N // 4, 4))
+    turned = tl.trans(square)
+    tl.store(out_ptr + tl.arange(0, N), tl.reshape(turned, (N,)) + first * 0)
+
+
+@pytest.mark.parametrize("n", [4, 16, 128])
+def test_shapes(n):
+    x, out = torch.arange(n, dtype=torch.float32), torch.empty(n)
+    _shapes[(1,)](x, out, n)
+    assert torch.equal(out, (x + 1).view(n // 4, 4).T.reshape(n))
+
+
+@triton.jit
+def _sorts(x_ptr, sorted_ptr, flipped_ptr, N: tl.constexpr):
+    offsets = tl.arange(0, N)
+    x = tl.load(x_ptr + offsets)
+    tl.store(sorted_ptr + offsets, tl.sort(x))
+    tl.store(flipped_ptr + offsets, tl.flip(x, 0))
+
+
+@pytest.mark.parametrize("n", [2, 16, 64])
+def test_sort_and_flip(n):
+    x = torch.randn(n)
+    ordered, flipped = torch.empty(n), torch.empty(n)
+    _sorts[(1,)](x, ordered, flipped, n)
+    assert torch.equal(ordered, x.sort().values) and torch.equal(flipped, x.flip(0))
+
+
+@triton.jit
+def _integers(x_ptr, y_ptr, quotient_ptr, remainder_ptr, shifted_ptr, unsigned_ptr, N: tl.constexpr):
+    offsets = tl.arange(0, N)
+    x, y = tl.load(x_ptr + offsets), tl.load(y_ptr + offsets)
+    tl.store(quotient_ptr + offsets, x // y)
+    tl.store(remainder_ptr + offsets, x % y)
+    tl.store(shifted_ptr + offsets, (x >> 2) ^ (y << 1))
+    tl.store(unsigned_ptr + offsets, (x.to(tl.uint32) > y.to(tl.uint32)).to(tl.int32))
+
+
+def test_integers_divide_toward_zero():
+    x, y = torch.randint(-100, 100, (64,)).int(), torch.randint(1, 9, (64,)).int()
+    y[::2] *= -1
+    outs = [torch.empty(64, dtype=torch.int32) for _ in range(4)]
+    _integers[(1,)](x, y, *outs, 64)
+    quotient = torch.div(x, y, rounding_mode="trunc")
+    assert torch.equal(outs[0], quotient) and torch.equal(outs[1], x - quotient * y)
+    assert torch.equal(outs[2], (x >> 2) ^ (y << 1))
+    assert torch.equal(outs[3], ((x.long() % 2**32) > (y.long() % 2**32)).int())
+
+
+@triton.jit
+def _extremes(x_ptr, y_ptr, plain_ptr, propagating_ptr, N: tl.constexpr):
+    offsets = tl.arange(0, N)
+    x, y = tl.load(x_ptr + offsets), tl.load(y_ptr + offsets)
+    tl.store(plain_ptr + offsets, tl.maximum(x, y))
+    tl.store(propagating_ptr + offsets, tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL))
+
+
+def test_nan_in_maximum():
+    nan = float("nan")
+    x, y = torch.tensor([1.0, nan, 2.0, nan] * 4), torch.tensor([nan, 3.0, 1.0, nan] * 4)
+    plain, propagating = torch.empty(16), torch.empty(16)
+    _extremes[(1,)](x, y, plain, propagating, 16)
+    assert torch.equal(plain.nan_to_num(-9), torch.fmax(x, y).nan_to_num(-9))
+    assert torch.equal(propagating.nan_to_num(-9), torch.maximum(x, y).nan_to_num(-9))
+
+
+@triton.jit
+def _gather_rows(x_ptr, index_ptr, out_ptr, BLOCK: tl.constexpr, D: tl.constexpr):
+    rows = tl.load(index_ptr + tl.arange(0, BLOCK))
+    columns = tl.arange(0, D)
+    x = tl.load(x_ptr + rows[:, None] * D + columns[None, :])
+    tl.store(out_ptr + tl.arange(0, BLOCK)[:, None] * D + columns[None, :], x)
+
+
+@pytest.mark.parametrize("d", [1, 4, 32])
+def test_indirect_loads(d):
+    x, index = torch.randn(20, d), torch.randint(0, 20, (8,))
+    out = torch.empty(8, d)
+    _gather_rows[(1,)](x, index, out, 8, d)
+    assert torch.equal(out, x[index])
+
+
+@triton.jit
+def _adds_atomically(x_ptr):
+    tl.atomic_add(x_ptr, 1)
+
+
+def test_what_is_not_covered_is_named_with_its_line():
+    with pytest.raises(UnsupportedOperationError, match=r"test_operations\.py:\d+: tt\.atomic_rmw"):
+        _adds_atomically[(1,)](torch.zeros(1, dtype=torch.int32))
+
+
+@triton.jit
+def _same_addend_in_every_turn(a_ptr, c_ptr, out_ptr, turns, N: tl.constexpr):
+    rows, columns = tl.arange(0, N)[:, None], tl.arange(0, N)[None, :]
+    a = tl.load(a_ptr + rows * N + columns)
+    c = tl.load(c_ptr + rows * N + columns)
+    for turn in range(turns):
+        tl.store(out_ptr + turn * N * N + rows * N + columns, tl.dot(a, a, c, input_precision="ieee"))
+
+
+def test_a_product_in_a_loop_leaves_its_addend_alone():
+    a, c, out = torch.randn(16, 16), torch.randn(16, 16), torch.empty(3, 16, 16)
+    _same_addend_in_every_turn[(1,)](a, c, out, 3, 16)
+    torch.testing.assert_close(out, (a @ a + c).expand(3, 16, 16), rtol=1e-4, atol=1e-4)
+
+
+@triton.jit
+def _reduced_in_a_branch(x_ptr, out_ptr, wanted, N: tl.constexpr):
+    x = tl.load(x_ptr + tl.arange(0, N)) + 1
+    total = 0.0
+    if wanted > 0:
+        total = tl.sum(x, axis=0)
+    tl.store(out_ptr, total + tl.max(x, axis=0))
+
+
+@pytest.mark.parametrize("n", [4, 32])
+@pytest.mark.parametrize("wanted", [0, 1])
+def test_a_branch_that_does_not_run_leaves_nothing_undone(n, wanted):
+    x, out = torch.randn(n), torch.empty(1)
+    _reduced_in_a_branch[(1,)](x, out, wanted, n)
+    torch.testing.assert_close(out[0], (x + 1).sum() * wanted + (x + 1).max(), rtol=1e-4, atol=1e-5)
