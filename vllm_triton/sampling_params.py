@@ -11,6 +11,7 @@ MAX_CHOICES = 128
 SEED_LIMIT = 2**63
 # The sampler computes in float32; a larger strength would become infinite there, and the weights NaN.
 LARGEST_STRENGTH = 3e38
+LARGEST_COUNT = 2**31 - 1
 
 
 @dataclass
@@ -79,7 +80,7 @@ class SamplingParams:
         _integer("n", self.n, 1, MAX_CHOICES)
         _number("presence_penalty", self.presence_penalty, -2, 2)
         _number("frequency_penalty", self.frequency_penalty, -2, 2)
-        _number("repetition_penalty", self.repetition_penalty, 0, LARGEST_STRENGTH, low_open=True)
+        _number("repetition_penalty", self.repetition_penalty, 1 / LARGEST_STRENGTH, LARGEST_STRENGTH)
         _number("temperature", self.temperature, 0, LARGEST_STRENGTH)
         _number("top_p", self.top_p, 0, 1, low_open=True)
         _integer("top_k", self.top_k, 0, None, also="(or -1) to keep all tokens")
@@ -87,8 +88,9 @@ class SamplingParams:
         if self.seed is not None:
             _integer("seed", self.seed, 0, SEED_LIMIT - 1)
         if self.max_tokens is not None:
-            _integer("max_tokens", self.max_tokens, 1, None)
-        _integer("min_tokens", self.min_tokens, 0, self.max_tokens, also="and at most max_tokens")
+            _integer("max_tokens", self.max_tokens, 1, LARGEST_COUNT)
+        most = LARGEST_COUNT if self.max_tokens is None else self.max_tokens
+        _integer("min_tokens", self.min_tokens, 0, most, also="and at most max_tokens")
         if self.logprobs is not None:
             _integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         if not all(isinstance(s, str) and s for s in self.stop):

@@ -252,7 +252,7 @@ def test_a_step_that_fails_leaves_no_prefix_to_be_found(tiny_folder, monkeypatch
         {"temperature": 3e38},
         {"temperature": 3e38, "top_p": 1e-300, "min_p": 1.0},
         {"repetition_penalty": 3e38},
-        {"repetition_penalty": 1e-300, "presence_penalty": -2.0},
+        {"repetition_penalty": 4e-39, "presence_penalty": -2.0},
     ],
 )
 def test_extreme_settings_draw_tokens_of_the_vocabulary(tiny_llm, params):

@@ -119,6 +119,12 @@ def test_unknown_kernel():
     assert "rms_norm" in done.stderr and "nobodys" in done.stderr
 
 
+def test_an_api_key_that_no_client_could_send(capsys):
+    with pytest.raises(SystemExit):
+        parse_arguments(["--api-key", "k\udcff"])
+    assert "must be valid UTF-8" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 def test_answers_do_not_wait_for_acknowledgements(host):
     """asyncio sets TCP_NODELAY only on connections of a listener that names its protocol."""

@@ -19,6 +19,8 @@ BAD_IN_BOTH = [
     ("max_tokens", "5"),
     ("max_tokens", 1.5),
     ("max_tokens", True),
+    ("max_tokens", 10**309),
+    ("min_tokens", 10**309),
     ("min_tokens", -1),
     ("n", 0),
     ("n", 129),
@@ -42,6 +44,7 @@ BAD_IN_BOTH = [
     ("presence_penalty", 2.01),
     ("frequency_penalty", -2.01),
     ("repetition_penalty", 0),
+    ("repetition_penalty", 1e-46),
     ("stop", ""),
     ("stop", ["a", ""]),
     ("stop", [1]),
@@ -164,6 +167,11 @@ def test_top_logprobs_out_of_range(server):
 def test_min_tokens_above_max_tokens(server):
     for body in (COMPLETION | {"min_tokens": 17}, COMPLETION | {"min_tokens": 5, "max_tokens": 4}):
         assert_refused(post(server, "v1/completions", body), 400, "min_tokens")
+
+
+def test_too_many_sequences_in_one_request(server):
+    body = COMPLETION | {"prompt": ["a"] * 1025, "n": 2}
+    assert_refused(post(server, "v1/completions", body), 400, "prompt")
 
 
 def test_unknown_field_lists_the_fields_there_are(server):

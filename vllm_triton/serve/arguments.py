@@ -67,7 +67,7 @@ def _build_parser() -> argparse.ArgumentParser:
         "--port", type=_port, default=8000, help="port to listen on; 0 takes a free one (default: %(default)s)"
     )
     server.add_argument(
-        "--api-key", type=_non_empty, default=None, help="key that clients must send to /v1/*, /tokenize, /detokenize"
+        "--api-key", type=_api_key, default=None, help="key that clients must send to /v1/*, /tokenize, /detokenize"
     )
     server.add_argument(
         "--served-model-name",
@@ -130,6 +130,14 @@ def _non_empty(text: str) -> str:
     if not text:
         raise argparse.ArgumentTypeError("must not be empty")
     return text
+
+
+def _api_key(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise argparse.ArgumentTypeError("must be valid UTF-8") from error
+    return _non_empty(text)
 
 
 def _kernels(text: str) -> dict[str, str]:

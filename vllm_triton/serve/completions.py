@@ -1,6 +1,5 @@
 """POST /v1/completions: one or several prompts, n choices each, whole or streamed."""
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -22,7 +21,7 @@ async def create_completion(context: ServerContext, body: CompletionRequest, req
     """
     context.check_model(body.model)
     params = body.sampling_params()
-    prompts = await asyncio.gather(*map(context.render_prompt, body.prompts))
+    prompts = await context.render_prompts(body.prompts, params.n)
     request_id = new_request_id("cmpl")
     outputs = context.generate(prompts, params, request_id, delta=bool(body.stream))
     if body.stream:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from vllm_triton.outputs import RequestOutput
 from vllm_triton.sampling_params import SamplingParams
-from vllm_triton.serve.errors import ApiError
+from vllm_triton.serve.errors import ApiError, shorten
 from vllm_triton.serve.protocol import Message, Prompt
 from vllm_triton.serve.streaming import Outputs, merge
 
@@ -22,6 +22,10 @@ T = TypeVar("T")
 
 # Longer texts, in characters, are tokenised in a thread: at a few megabytes a second they would delay other streams.
 LONG_TEXT = 10_000
+# What a message or a prompt costs beside its text, in characters.
+ITEM_COST = 20
+# Sequences that one request may start: each holds memory from its arrival on.
+MOST_SEQUENCES = 2048
 
 
 @dataclass
@@ -45,18 +49,24 @@ class ServerContext:
         """Raises: ApiError 404 unless `name` is served; None stands for the model there is."""
         if name is not None and name not in self.model_names:
             served = ", ".join(self.model_names)
-            message = f"the model {name!r} is not served here; served: {served}"
+            message = f"the model {shorten(name)} is not served here; served: {served}"
             raise ApiError(404, message, param="model", code="model_not_found")
 
-    async def render_prompt(self, prompt: Prompt) -> "RenderedPrompt":
-        """Raises: RequestError."""
-        num_characters = len(prompt) if isinstance(prompt, str) else 0
-        return await _in_thread_if_long(num_characters, lambda: self.engine.renderer.render_prompt(prompt))
+    async def render_prompts(self, prompts: list[Prompt], num_choices: int) -> list["RenderedPrompt"]:
+        """Raises: RequestError, ApiError where they would start too many sequences."""
+        if len(prompts) * num_choices > MOST_SEQUENCES:
+            message = (
+                f"prompts times n must be at most {MOST_SEQUENCES}, got {len(prompts)} prompts with n={num_choices}"
+            )
+            raise ApiError(400, message, param="prompt", code="invalid_value")
+        num_characters = sum(ITEM_COST + len(prompt) for prompt in prompts)
+        render = self.engine.renderer.render_prompt
+        return await _in_thread_if_long(num_characters, lambda: [render(prompt) for prompt in prompts])
 
     async def render_chat(self, messages: list[Message], add_generation_prompt: bool = True) -> "RenderedPrompt":
         """Raises: RequestError."""
         turns = [message.as_dict() for message in messages]
-        num_characters = sum(message.num_characters for message in messages)
+        num_characters = sum(ITEM_COST + message.num_characters for message in messages)
         render = self.engine.renderer.render_chat
         return await _in_thread_if_long(num_characters, lambda: render(turns, add_generation_prompt))
 

@@ -137,10 +137,10 @@ def _from_validation(error: RequestValidationError) -> ApiError:
     if first["type"] == "missing":
         return ApiError(400, f"{path} is required", param=param, code="missing_required_parameter")
     reason = str(cause) if cause else first["msg"][0].lower() + first["msg"][1:]
-    return ApiError(400, f"{path}: {reason}, got {_shorten(first['input'])}", param=param, code="invalid_value")
+    return ApiError(400, f"{path}: {reason}, got {shorten(first['input'])}", param=param, code="invalid_value")
 
 
-def _shorten(value: Any, limit: int = 80) -> str:
+def shorten(value: Any, limit: int = 80) -> str:
     """repr(value), without building all of a long one."""
     text = repr(value[:limit] if isinstance(value, str | list) else value)
     return text if len(text) <= limit else text[:limit] + "..."

@@ -96,7 +96,7 @@ def _serve(config: EngineConfig, arguments: ServeArguments, listener: socket.soc
     metrics = Metrics(model_names[0])
     engine = _load_engine(config, metrics)
     app = create_app(ServerContext(engine, model_names), metrics, arguments.api_key)
-    uvicorn_config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=CLOSE_SECONDS)
+    uvicorn_config = uvicorn.Config(app, log_level="warning", lifespan="on", timeout_graceful_shutdown=CLOSE_SECONDS)
     address = _address(arguments.host, listener.getsockname()[1])
     message = _ready_message(address, model_names[0], arguments.api_key)
     try:
