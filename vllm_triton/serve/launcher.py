@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 # After the first signal: until then what runs may finish, until then connections may close, until then the process
 # lives, even if the engine is inside a step that takes longer.
-DRAIN_SECONDS = 2.5
-CLOSE_SECONDS = 3
-LAST_SECONDS = 4.0
+DRAIN_SECONDS = 1.5
+CLOSE_SECONDS = 2
+LAST_SECONDS = 3.0
 
 
 class Server(uvicorn.Server):
