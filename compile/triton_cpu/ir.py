@@ -122,11 +122,8 @@ class Region:
 
 @dataclass(eq=False)
 class Function:
-    """attributes: of each argument, for example {"tt.divisibility": 16}."""
-
     name: str
     arguments: list[Value]
-    argument_attributes: list[dict[str, Any]]
     result_types: list[Type]
     body: Region
     is_public: bool

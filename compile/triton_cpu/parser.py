@@ -4,8 +4,6 @@ MLIR prints most operations in one of few shapes: words and operands, attributes
 One reader takes them all; only control flow and functions have a grammar of their own.
 """
 
-from typing import Any
-
 from vllm_triton.compile.triton_cpu.ir import Block, Function, Module, Operation, Region, Type, Value
 from vllm_triton.compile.triton_cpu.scanner import ParseError, Scanner, constant, unescape
 
@@ -53,7 +51,7 @@ class _Parser(Scanner):
             public |= self.next()[1] == "public"
         name = self.next()[1][1:].strip('"')
         outer, self.values = self.values, {}
-        arguments, attributes = self._arguments()
+        arguments = self._arguments()
         results = self.types() if self.accept("->") else []
         if self.accept("attributes"):
             self.expect("{")
@@ -61,20 +59,21 @@ class _Parser(Scanner):
         body = self.region(arguments)
         self.location()
         self.values = outer
-        return Function(name, arguments, attributes, results, body, public)
+        return Function(name, arguments, results, body, public)
 
-    def _arguments(self) -> tuple[list[Value], list[dict[str, Any]]]:
+    def _arguments(self) -> list[Value]:
         """`(%a: type {attributes} loc(...), ...)`"""
         self.expect("(")
-        values, attributes = [], []
+        values = []
         while not self.accept(")"):
             name = self.next()[1]
             self.expect(":")
             values.append(self._define(name, self.type()))
-            attributes.append(self.attributes() if self.accept("{") else {})
+            if self.accept("{"):
+                self.attributes()
             self.location()
             self.accept(",")
-        return values, attributes
+        return values
 
     def _define(self, name: str, type_: Type, producer: Operation | None = None) -> Value:
         value = self.values[name] = Value(name[1:], type_, producer)
@@ -91,7 +90,7 @@ class _Parser(Scanner):
         while not self.accept("}"):
             if self.peek()[0] == "block":
                 label = self.next()[1][1:]
-                blocks.append(Block(label, self._arguments()[0] if self.at("(") else []))
+                blocks.append(Block(label, self._arguments() if self.at("(") else []))
                 self.expect(":")
             else:
                 blocks[-1].operations.append(self.operation())

@@ -44,32 +44,34 @@ def _reduce_lanes(
     """Along the lanes: 16 partial results, combined pairwise at the end."""
     others = [number for number in range(len(shape)) if number != axis]
     nest = Nest(shape, generator.names, order=[*others, axis])
-    inner = nest.depth
-    has_loop = shape[axis] > LANES
-    outer = inner - has_loop
-    block = operation.regions[0].block
-    elements = [operand.type.element for operand in operation.operands]
-    partial = [generator.names.new("r") for _ in elements]
+    outer, partial = _accumulate(generator, operation, nest, axis, steps=shape[axis] // LANES)
+    _finish_lanes(generator, operation, nest, outer, partial, targets, axis)
+
+
+def _accumulate(
+    generator: "Generator", operation: Operation, nest: Nest, axis: int, steps: int
+) -> tuple[int, list[str]]:
+    """Combines the chunks along `axis`, the innermost loop of a nest, of so many steps.
+
+    Returns: the level outside of that loop, and the vectors that hold the results there.
+    """
+    outer = nest.depth - (steps > 1)
+    partial = [generator.names.new("r") for _ in operation.operands]
+    current = [f"{name}_x" for name in partial]
     values = [as_vector(generator.evaluate(operand, tuple(nest.indices), nest)) for operand in operation.operands]
-    for name, element, value in zip(partial, elements, values, strict=True):
-        nest.before[outer].append(f"{vector(element)} {name}{{}};")
-        current = f"{name}_x"
-        nest.emit(f"const {vector(element)} {current} = {value};")
-    if has_loop:
-        first = f"{nest.indices[axis].text} == 0"
-        nest.emit(f"if ({first}) {{ {' '.join(f'{name} = {name}_x;' for name in partial)} }} else {{")
-        combined = _combine(generator, nest, block, partial, [f"{name}_x" for name in partial], "vector")
-        _set_together(nest, partial, [as_vector(value) for value in combined])
-        nest.emit("}")
-    else:
-        nest.emit(" ".join(f"{name} = {name}_x;" for name in partial))
-    _finish_lanes(generator, operation, nest, outer, partial, elements, targets, axis)
-
-
-def _set_together(nest: Nest, names: list[str], texts: list[str]) -> None:
-    fresh = [f"{name}_n" for name in names]
-    nest.emit("{ " + " ".join(f"const auto {new} = {text};" for new, text in zip(fresh, texts, strict=True)))
-    nest.emit(" ".join(f"{name} = {new};" for name, new in zip(names, fresh, strict=True)) + " }")
+    for name, new, operand, value in zip(partial, current, operation.operands, values, strict=True):
+        type_name = vector(operand.type.element)
+        nest.before[outer].append(f"{type_name} {name}{{}};")
+        nest.emit(f"const {type_name} {new} = {value};")
+    first = " ".join(f"{name} = {new};" for name, new in zip(partial, current, strict=True))
+    if steps == 1:
+        nest.emit(first)
+        return outer, partial
+    nest.emit(f"if ({nest.indices[axis].text} == 0) {{ {first} }} else {{")
+    combined = _combine(generator, nest, operation.regions[0].block, partial, current, "vector")
+    _set_together(nest, partial, [as_vector(value) for value in combined])
+    nest.emit("}")
+    return outer, partial
 
 
 def _finish_lanes(
@@ -78,21 +80,20 @@ def _finish_lanes(
     nest: Nest,
     outer: int,
     partial: list[str],
-    elements: list[str],
     targets: list[str],
     axis: int,
 ) -> None:
     """From 16 lanes to one, and into the result."""
     finish = Nest((), generator.names)
     lanes = [f"{name}_l" for name in partial]
-    for name, lane, element in zip(partial, lanes, elements, strict=True):
-        nest.emit_after(f"{scalar(element)} {lane}[16]; tcpu::lanes_of({lane}, {name});", outer)
+    for name, lane, operand in zip(partial, lanes, operation.operands, strict=True):
+        nest.emit_after(f"{scalar(operand.type.element)} {lane}[16]; tcpu::lanes_of({lane}, {name});", outer)
     nest.emit_after("for (int w = 8; w; w /= 2) for (int l = 0; l < w; ++l) {", outer)
     left = [f"{lane}[l]" for lane in lanes]
     right = [f"{lane}[l + w]" for lane in lanes]
     combined = _combine(generator, finish, operation.regions[0].block, left, right, "uniform")
     texts = [value.text for value in combined]
-    _set_together_in(finish, left, texts)
+    _set_together(finish, left, texts)
     for line in finish.lines():
         nest.emit_after(line, outer)
     nest.emit_after("}", outer)
@@ -105,7 +106,7 @@ def _finish_lanes(
     generator.lines += nest.lines()
 
 
-def _set_together_in(nest: Nest, places: list[str], texts: list[str]) -> None:
+def _set_together(nest: Nest, places: list[str], texts: list[str]) -> None:
     fresh = [nest.names.new("c") for _ in places]
     for new, text in zip(fresh, texts, strict=True):
         nest.emit(f"const auto {new} = {text};")
@@ -146,7 +147,7 @@ def _reduce_elements(
     """Along any other axis: across it, chunk by chunk, where lanes lie; else element by element."""
     lane = lane_axis(shape)
     if lane is not None and operation.results[0].type.is_tensor:
-        _reduce_across(generator, operation, shape, axis, targets)
+        _reduce_across(generator, operation, shape, axis)
         return
     buffers, offset, result_offset, opening, closing = _scalar_walk(generator, operation, shape, axis)
     stride = strides(shape)[axis]
@@ -160,7 +161,7 @@ def _reduce_elements(
     nest = Nest((), generator.names)
     right = [_element(buffer, f"{offset} + {step} * {stride}") for buffer in buffers]
     combined = _combine(generator, nest, operation.regions[0].block, partial, right, "uniform")
-    _set_together_in(nest, partial, [value.text for value in combined])
+    _set_together(nest, partial, [value.text for value in combined])
     lines += [*nest.lines(), "}"]
     for target, name in zip(targets, partial, strict=True):
         place = f"{target} + {result_offset}" if operation.results[0].type.is_tensor else target
@@ -168,29 +169,13 @@ def _reduce_elements(
     generator.lines += [*lines, *closing]
 
 
-def _reduce_across(
-    generator: "Generator", operation: Operation, shape: tuple[int, ...], axis: int, targets: list[str]
-) -> None:
+def _reduce_across(generator: "Generator", operation: Operation, shape: tuple[int, ...], axis: int) -> None:
+    """Along an axis beside the lanes': 16 results at a time."""
     lane = lane_axis(shape)
-    assert lane is not None
+    assert lane is not None, "the caller found lanes"
     others = [number for number in range(len(shape)) if number not in (axis, lane)]
     nest = Nest(shape, generator.names, order=[*others, lane, axis])
-    inner = nest.depth
-    has_loop = shape[axis] > 1
-    outer = inner - has_loop
-    elements = [operand.type.element for operand in operation.operands]
-    partial = [generator.names.new("r") for _ in elements]
-    values = [as_vector(generator.evaluate(operand, tuple(nest.indices), nest)) for operand in operation.operands]
-    for name, element, value in zip(partial, elements, values, strict=True):
-        nest.before[outer].append(f"{vector(element)} {name}{{}};")
-        nest.emit(f"const {vector(element)} {name}_x = {value};")
-    first = f"{nest.indices[axis].text} == 0"
-    nest.emit(f"if ({first}) {{ {' '.join(f'{name} = {name}_x;' for name in partial)} }} else {{")
-    combined = _combine(
-        generator, nest, operation.regions[0].block, partial, [f"{name}_x" for name in partial], "vector"
-    )
-    _set_together(nest, partial, [as_vector(value) for value in combined])
-    nest.emit("}")
+    outer, partial = _accumulate(generator, operation, nest, axis, steps=shape[axis])
     index = nest.flat_index([ix for number, ix in enumerate(nest.indices) if number != axis], _without(shape, axis))
     for result, name in zip(operation.results, partial, strict=True):
         buffer = generator.buffers[result]
@@ -217,7 +202,7 @@ def emit_scan(generator: "Generator", operation: Operation) -> None:
     current = [_element(buffer, place) for buffer in buffers]
     nest = Nest((), generator.names)
     combined = _combine(generator, nest, operation.regions[0].block, partial, current, "uniform")
-    _set_together_in(nest, partial, [value.text for value in combined])
+    _set_together(nest, partial, [value.text for value in combined])
     firsts = " ".join(f"{name} = {text};" for name, text in zip(partial, current, strict=True))
     lines += [f"if ({step} == 0) {{ {firsts} }} else", *nest.lines()]
     for target, name in zip(targets, partial, strict=True):
