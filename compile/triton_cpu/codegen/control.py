@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from vllm_triton.compile.triton_cpu.codegen import elementwise
 from vllm_triton.compile.triton_cpu.codegen.types import scalar
-from vllm_triton.compile.triton_cpu.ir import Function, Operation, Region, UnsupportedOperationError, Value
+from vllm_triton.compile.triton_cpu.ir import Block, Function, Operation, Region, UnsupportedOperationError, Value
 
 if TYPE_CHECKING:
     from vllm_triton.compile.triton_cpu.codegen.kernel import Generator
@@ -23,31 +23,36 @@ def _receive(generator: "Generator", values: list[Value]) -> None:
             generator.scalars[value] = generator.declare(value.type)
 
 
-def _move(generator: "Generator", sources: list[Value], targets: list[Value]) -> None:
-    """targets := sources, where sources may read targets."""
+def _move(generator: "Generator", sources: list[Value], targets: list[Value], ending: Block | None = None) -> None:
+    """targets := sources, where sources may read targets. ending: a block whose values nobody reads afterwards."""
     pending: list[str] = []
+    kept = [generator.buffers[target] for target in targets if target.type.is_tensor]
     for source, target in zip(sources, targets, strict=True):
         if target.type.is_tensor:
-            pending += _move_tensor(generator, source, target)
+            given = sources.count(source) == 1 and generator.buffers.get(source) not in (None, *kept)
+            given = given and ending is not None and source.producer in ending.operations
+            pending += _move_tensor(generator, source, target, given)
             continue
         value, type_ = generator.scalar(source), target.type
-        kept = generator.declare(type_)
-        generator.assign(kept, value, type_)
+        copy = generator.declare(type_)
+        generator.assign(copy, value, type_)
         start = len(generator.lines)
-        generator.assign(generator.scalars[target], kept, type_)
+        generator.assign(generator.scalars[target], copy, type_)
         pending += generator.lines[start:]
         del generator.lines[start:]
     generator.lines += pending
 
 
-def _move_tensor(generator: "Generator", source: Value, target: Value) -> list[str]:
-    """Computes the new value beside the old one; returns what puts it in its place."""
+def _move_tensor(generator: "Generator", source: Value, target: Value, given: bool) -> list[str]:
+    """Computes the new value beside the old one; returns what puts it in its place. given: its memory may be taken."""
     buffer = generator.buffers[target]
     if generator.buffers.get(source) == buffer:  # accumulated in place
         return []
     if source not in generator.buffers and _is_update(source, target):
         generator.materialise(source, buffer)
         return []
+    if given:
+        return [f"std::swap({buffer.name}, {generator.buffers[source].name});"]
     fresh = generator.new_buffer(target.type)
     generator.materialise(source, fresh)
     return [f"std::swap({buffer.name}, {fresh.name});"]
@@ -82,7 +87,7 @@ def emit_for(generator: "Generator", operation: Operation) -> None:
     )
     block = operation.regions[0].block
     generator.block(block)
-    _move(generator, block.terminator.operands, carried)
+    _move(generator, block.terminator.operands, carried, block)
     generator.lines.append("}")
     _alias(generator, operation.results, carried)
 
@@ -126,7 +131,7 @@ def emit_while(generator: "Generator", operation: Operation) -> None:
     _move(generator, forwarded, after.arguments)
     generator.lines.append(f"if (!({generator.scalar(condition).text})) break;")
     generator.block(after)
-    _move(generator, after.terminator.operands, before.arguments)
+    _move(generator, after.terminator.operands, before.arguments, after)
     generator.lines.append("}")
     _alias(generator, operation.results, after.arguments)
 

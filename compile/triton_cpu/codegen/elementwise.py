@@ -5,11 +5,12 @@ the runtime overloads its functions; a vector template is given apart where C++ 
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from vllm_triton.compile.triton_cpu.codegen import expressions
 from vllm_triton.compile.triton_cpu.codegen.expressions import Expression, as_vector
 from vllm_triton.compile.triton_cpu.codegen.types import HALVES, STORAGE, UNSIGNED, register, scalar, vector
-from vllm_triton.compile.triton_cpu.ir import Operation
+from vllm_triton.compile.triton_cpu.ir import Operation, Value
 
 _BINARY_OPERATORS = {
     "arith.addf": "+",
@@ -95,6 +96,17 @@ COST = dict.fromkeys([name for name in _CALLS if name.startswith("math.")], 12) 
 }
 
 
+def is_rounding(operation: Operation) -> bool:
+    """Whether the operation rounds a float to a small float, to nearest."""
+    if operation.name not in ("arith.truncf", "tt.fp_to_fp") or operation.result.type.element not in HALVES:
+        return False
+    return operation.operands[0].type.element == "f32" and not _rounds_toward_zero(operation)
+
+
+def _rounds_toward_zero(operation: Operation) -> bool:
+    return "rtz" in (operation.attributes.get("rounding"), *operation.words)
+
+
 def compute(operation: Operation, operands: list[Expression]) -> Expression:
     """The operation's value at one chunk. Raises: UnsupportedOperationError."""
     name, element = operation.name, operation.result.type.element
@@ -164,6 +176,8 @@ def _template(operation: Operation, operands: list[Expression]) -> Callable[[lis
         if function is None:
             raise operation.unsupported(f"the library function {symbol!r}")
         return lambda texts: f"tcpu::{function}({', '.join(texts)})"
+    if name in ("arith.divsi", "arith.remsi") and (divisor := _power_of_two(operation.operands[1])):
+        return lambda texts: f"tcpu::{name[6:9]}_by<{divisor}>({texts[0]})"
     if name in _CALLS:
         function, takes_unsigned = _CALLS[name]
         if not takes_unsigned or element not in UNSIGNED:
@@ -174,6 +188,16 @@ def _template(operation: Operation, operands: list[Expression]) -> Callable[[lis
             f"tcpu::{function}({', '.join(expressions.unsigned(text, element, is_vector) for text in texts)})"
         )
     raise operation.unsupported()
+
+
+def _power_of_two(value: Value) -> int | None:
+    """The value, if it is that and constant in all lanes."""
+    while value.producer is not None and value.producer.name in ("tt.splat", "tt.broadcast"):
+        value = value.producer.operands[0]
+    if value.producer is None or value.producer.name != "arith.constant":
+        return None
+    number = value.producer.attributes["value"]
+    return number if isinstance(number, int) and number > 0 and number.bit_count() == 1 else None
 
 
 def _compare_integers(operation: Operation, operands: list[Expression]) -> Expression:
@@ -218,9 +242,7 @@ def _convert(operation: Operation, operand: Expression) -> Expression:
     name, to = operation.name, operation.result.type.element
     source = operand.element
     if name in ("arith.extsi", "arith.index_cast") and operand.kind == "affine":
-        return Expression(
-            f"int64_t({operand.text})" if to == "i64" else operand.text, to, operand.level, "affine", operand.step
-        )
+        return replace(operand, text=f"int64_t({operand.text})" if to == "i64" else operand.text, element=to)
     is_vector = not operand.is_uniform
     text = as_vector(operand) if is_vector else operand.text
     unsigned_source = name in ("arith.extui", "arith.uitofp")
@@ -236,7 +258,7 @@ def _convert(operation: Operation, operand: Expression) -> Expression:
     if to == "i1":  # trunci keeps the lowest bit
         text = f"tcpu::cmp_ne({text} & 1, {text} & 0)" if is_vector else f"(({text}) & 1)"
         return Expression(text, to, operand.level, "vector" if is_vector else "uniform")
-    if "rtz" in (operation.attributes.get("rounding"), *operation.words):
+    if _rounds_toward_zero(operation):
         raise operation.unsupported("rounding toward zero")
     target = UNSIGNED[to] if name == "arith.fptoui" else STORAGE[to]
     if target != lane:

@@ -22,6 +22,8 @@ class Expression:
     step: affine: C++ scalar added from lane to lane.
     base: of a pointer: the C++ address of element 0, uniform; `text` then counts elements of the pointee. None where
         the text itself is the address.
+    start: affine, below: the same at the first chunk of the loop along the lanes, if each chunk adds (below: takes
+        away) what its 16 lanes span.
     """
 
     text: str
@@ -30,10 +32,25 @@ class Expression:
     kind: Kind = "uniform"
     step: str = "0"
     base: str | None = None
+    start: "Start | None" = None
 
     @property
     def is_uniform(self) -> bool:
         return self.kind == "uniform"
+
+
+@dataclass(frozen=True)
+class Start:
+    """text: C++ scalar that can stand outside of the loop along the lanes, at depth `level`."""
+
+    text: str
+    level: int
+
+    def combined(self, template: str, other: Expression) -> "Start | None":
+        """With a scalar, if that too is known outside of the loop. template: C++ with {0} for this, {1} for it."""
+        if other.kind == "below":
+            return Start(template.format(self.text, other.start.text), self.level) if other.start else None
+        return Start(template.format(self.text, other.text), self.level) if other.level <= self.level else None
 
 
 def uniform(text: str, element: str, level: int = 0) -> Expression:
@@ -84,7 +101,12 @@ def _linear(sign: str, left: Expression, right: Expression) -> Expression:
         return Expression(_wrapped(text, left, right, sign), element, level)
     step = left.step if right.step == "0" else f"({left.step} {sign} {right.step})"
     step = {"(0 + 1)": "1"}.get(step, step)
-    return Expression(text, element, level, "affine", step)
+    start = None
+    if right.is_uniform and left.start is not None:
+        start = left.start.combined(f"({{0}} {sign} {{1}})", right)
+    elif left.is_uniform and right.start is not None:
+        start = right.start.combined(f"({{1}} {sign} {{0}})", left)
+    return Expression(text, element, level, "affine", step, start=start)
 
 
 def _wrapped(text: str, left: Expression, right: Expression, sign: str) -> str:
@@ -113,7 +135,8 @@ def below(predicate: str, left: Expression, right: Expression) -> Expression | N
         return None
     extra = " + 1" if predicate == "sle" else ""
     text = f"(int64_t({right.text}) - int64_t({left.text}){extra})"
-    return Expression(text, "i1", max(left.level, right.level), "below")
+    start = left.start.combined(f"(int64_t({{1}}) - int64_t({{0}}){extra})", right) if left.start else None
+    return Expression(text, "i1", max(left.level, right.level), "below", start=start)
 
 
 def both(left: Expression, right: Expression) -> Expression:
@@ -122,10 +145,12 @@ def both(left: Expression, right: Expression) -> Expression:
     if left.is_uniform and right.is_uniform:
         return Expression(f"({left.text} && {right.text})", "i1", level)
     if left.kind == right.kind == "below":
-        return Expression(f"std::min<int64_t>({left.text}, {right.text})", "i1", level, "below")
+        start = left.start.combined("std::min<int64_t>({0}, {1})", right) if left.start else None
+        return Expression(f"std::min<int64_t>({left.text}, {right.text})", "i1", level, "below", start=start)
     if {left.kind, right.kind} == {"below", "uniform"}:
         count, condition = (left, right) if left.kind == "below" else (right, left)
-        return Expression(f"(({condition.text}) ? {count.text} : int64_t(0))", "i1", level, "below")
+        start = count.start.combined("(({1}) ? {0} : int64_t(0))", condition) if count.start else None
+        return Expression(f"(({condition.text}) ? {count.text} : int64_t(0))", "i1", level, "below", start=start)
     return Expression(f"({as_vector(left)} & {as_vector(right)})", "i1", level, "vector")
 
 

@@ -10,7 +10,7 @@ from vllm_triton.compile.triton_cpu.codegen import control, elementwise, express
 from vllm_triton.compile.triton_cpu.codegen.expressions import Expression, as_vector, lane_indices, uniform
 from vllm_triton.compile.triton_cpu.codegen.nest import Names, Nest
 from vllm_triton.compile.triton_cpu.codegen.plan import VIEWS, Plan
-from vllm_triton.compile.triton_cpu.codegen.types import LANES, STORAGE, literal, scalar, shape_of
+from vllm_triton.compile.triton_cpu.codegen.types import LANES, STORAGE, WIDTH, literal, scalar, shape_of
 from vllm_triton.compile.triton_cpu.ir import Block, Function, Operation, Type, Value
 from vllm_triton.compile.triton_cpu.parser import parse
 
@@ -51,6 +51,7 @@ class Generator:
         self.plan = Plan(function.body)
         self.scalars: dict[Value, Expression] = {}
         self.buffers: dict[Value, Buffer] = {}
+        self.tables: dict[Value, tuple[str, bool]] = {}
         self.declarations: list[str] = []
         self.lines: list[str] = []
         self.frame = 0
@@ -108,11 +109,15 @@ class Generator:
         size = max(type_.size, LANES)
         name = self.names.new("b")
         storage = STORAGE[element]
-        self.frame += size * 8
+        self.reserve(f"alignas(64) {storage} {name}_memory[{size}]; {storage}* {name} = {name}_memory;", type_)
+        return Buffer(name, element, shape)
+
+    def reserve(self, declaration: str, type_: Type, extra: int = 0) -> None:
+        """A declaration of what holds a tile of this type in memory, and so many bytes beside it."""
+        self.frame += max(type_.size, LANES) * WIDTH[type_.element] + extra
         if self.frame > LARGEST_FRAME:
             raise control.unsupported_function(self.function, f"tiles of more than {LARGEST_FRAME} bytes a program")
-        self.declarations.append(f"alignas(64) {storage} {name}_memory[{size}]; {storage}* {name} = {name}_memory;")
-        return Buffer(name, element, shape)
+        self.declarations.append(declaration)
 
     # Values
 
@@ -142,6 +147,8 @@ class Generator:
             operands = [
                 self.evaluate(operand, self._matching(operand, indices), nest) for operand in operation.operands
             ]
+            if operation.name == "arith.select":
+                operands[0] = nest.condition(operands[0])
             if operation.name == "arith.select" and value.type.is_pointer:
                 pointee = value.type.pointee or "i8"
                 operands[1:] = [memory.to_address(operand, pointee) for operand in operands[1:]]
@@ -156,7 +163,7 @@ class Generator:
         """From a buffer, whose padding may be read."""
         flat = memory.widen(nest.flat_index(list(indices), buffer.shape))
         pointer = Expression(flat.text, "ptr", flat.level, flat.kind, flat.step, buffer.name)
-        loaded = memory.load(memory.access(pointer, buffer.element, None, None), None)
+        loaded = memory.load(memory.everywhere(pointer, buffer.element), None)
         if buffer.element == "i1" and loaded.is_uniform:
             return Expression(f"({loaded.text} != 0)", "i1", loaded.level)
         return loaded
@@ -220,19 +227,29 @@ class Generator:
         ]
         pointee = operation.operands[0].type.pointee or "i8"
         mask, other = [*rest, None, None][:2]
-        return memory.load(memory.access(pointer, pointee, mask, nest.valid), other)
+        return memory.load(memory.access(pointer, pointee, mask, nest), other)
 
     def materialise(self, value: Value, buffer: Buffer | None = None) -> Buffer:
         """Computes a tensor into memory now."""
         target = buffer or self.new_buffer(value.type)
         nest = Nest(target.shape, self.names)
-        result = self.evaluate(value, tuple(nest.indices), nest)
+        result, rounds = self._to_store(value, tuple(nest.indices), nest)
         if value.type.is_pointer:
             result = memory.to_address(result, value.type.pointee or "i8")
         place = f"{target.name} + {nest.flat.text}"
-        nest.emit(f"tcpu::store<{target.storage}>({place}, {as_vector(result)});")
+        nest.emit(f"tcpu::store<{target.storage}>({place}, {memory.stored(result, rounds)});")
         self.lines += nest.lines()
         return target
+
+    def _to_store(self, value: Value, indices: Indices, nest: Nest) -> tuple[Expression, bool]:
+        """The value at `indices`, and whether the store has to round it: then a rounding before it is left out."""
+        operation = value.producer
+        computed = value in self.buffers or (value, indices) in nest.memo or not value.type.is_tensor
+        if not computed and operation is not None and elementwise.is_rounding(operation):
+            operand = self.evaluate(operation.operands[0], indices, nest)
+            if not operand.is_uniform:
+                return operand, True
+        return self.evaluate(value, indices, nest), False
 
     def in_memory(self, value: Value, reader: Operation) -> Buffer:
         """The buffer of a tensor, which it gets now if it has none."""
@@ -261,6 +278,8 @@ class Generator:
             raise operation.unsupported()
 
     def _value(self, operation: Operation) -> None:
+        if operation.name == "tt.load" and operation.result.type.is_tensor:
+            products.emit_load(self, operation)
         for result in operation.results:
             if result.type.is_tensor:
                 if isinstance(operation.attributes.get("value"), list):
@@ -297,11 +316,13 @@ class Generator:
         pointer, value = operation.operands[:2]
         nest = Nest(value.type.shape or (), self.names)
         indices = tuple(nest.indices)
-        places = [self.evaluate(operand, self._matching(operand, indices), nest) for operand in operation.operands]
-        mask = places[2] if len(places) > 2 else None
-        valid = nest.valid if value.type.is_tensor else None
-        where = memory.access(places[0], pointer.type.pointee or "i8", mask, valid)
-        text, _ = memory.store(where, places[1])
+        stored, rounds = self._to_store(value, self._matching(value, indices), nest)
+        place, *masks = [
+            self.evaluate(operand, self._matching(operand, indices), nest)
+            for operand in (pointer, *operation.operands[2:])
+        ]
+        where = memory.access(place, pointer.type.pointee or "i8", masks[0] if masks else None, nest)
+        text, _ = memory.store(where, stored, rounds)
         nest.emit(text)
         self.lines += nest.lines()
 

@@ -1,10 +1,11 @@
 """Loads and stores: one instruction where the address grows by one element a lane, a gather otherwise."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vllm_triton.compile.triton_cpu.codegen import expressions
-from vllm_triton.compile.triton_cpu.codegen.expressions import Expression, as_bits, as_vector
-from vllm_triton.compile.triton_cpu.codegen.types import LANES, STORAGE, register, vector
+from vllm_triton.compile.triton_cpu.codegen.expressions import Expression, as_vector
+from vllm_triton.compile.triton_cpu.codegen.nest import Nest
+from vllm_triton.compile.triton_cpu.codegen.types import HALVES, LANES, STORAGE, register, vector
 
 ALL_LANES = (1 << LANES) - 1
 
@@ -26,14 +27,19 @@ class Access:
     mask: Expression | None
 
 
-def access(pointer: Expression, pointee: str, mask: Expression | None, valid: int | None) -> Access:
+def access(pointer: Expression, pointee: str, mask: Expression | None, nest: Nest) -> Access:
     level = max(pointer.level, mask.level if mask is not None else 0)
-    bits = None if mask is None else as_bits(mask)
-    if valid is not None:
-        existing = f"{(1 << valid) - 1}u"
+    bits = None if mask is None else nest.bits(mask)
+    if nest.valid is not None:
+        existing = f"{(1 << nest.valid) - 1}u"
         bits = existing if bits is None else f"({bits} & {existing})"
     condition = mask.text if mask is not None and mask.is_uniform else None
     return Access(pointer, STORAGE[pointee], pointee, bits, condition, level, mask)
+
+
+def everywhere(pointer: Expression, pointee: str) -> Access:
+    """All 16 lanes."""
+    return Access(pointer, STORAGE[pointee], pointee, None, None, pointer.level, None)
 
 
 def address(pointer: Expression, storage: str) -> str:
@@ -68,7 +74,12 @@ def load(where: Access, other: Expression | None) -> Expression:
     return Expression(text, element, level, "vector")
 
 
-def store(where: Access, value: Expression) -> tuple[str, int]:
+def stored(value: Expression, rounds: bool) -> str:
+    """The 16 lanes as a store takes them. rounds: a small float's value is not rounded to it yet."""
+    return as_vector(value) if rounds or value.element not in HALVES else f"tcpu::exact{{{as_vector(value)}}}"
+
+
+def store(where: Access, value: Expression, rounds: bool = False) -> tuple[str, int]:
     """The statement, and the level at which it stands."""
     pointer, storage = where.pointer, where.storage
     level = max(where.level, value.level)
@@ -78,10 +89,10 @@ def store(where: Access, value: Expression) -> tuple[str, int]:
     if pointer.kind == "affine" and pointer.step == "1" and pointer.base is not None:
         place = address(pointer, storage)
         if where.bits is None:
-            return f"tcpu::store<{storage}>({place}, {as_vector(value)});", level
-        return f"tcpu::store_masked<{storage}>({place}, {where.bits}, {as_vector(value)});", level
+            return f"tcpu::store<{storage}>({place}, {stored(value, rounds)});", level
+        return f"tcpu::store_masked<{storage}>({place}, {where.bits}, {stored(value, rounds)});", level
     bits = where.bits or f"{ALL_LANES}u"
-    return f"tcpu::scatter{_scattered(pointer, storage)}, {bits}, {as_vector(value)});", level
+    return f"tcpu::scatter{_scattered(pointer, storage)}, {bits}, {stored(value, rounds)});", level
 
 
 def _scattered(pointer: Expression, storage: str) -> str:
@@ -97,9 +108,9 @@ def advance(pointer: Expression, offset: Expression, pointee: str) -> Expression
     """tt.addptr: offsets count elements."""
     wide = widen(offset)
     if pointer.base is not None:
-        count = Expression(pointer.text, "i64", pointer.level, pointer.kind, pointer.step)
+        count = replace(pointer, element="i64", base=None)
         moved = wide if pointer.text == "0" and pointer.is_uniform else expressions.add(count, wide)
-        return Expression(moved.text, "ptr", max(moved.level, pointer.level), moved.kind, moved.step, pointer.base)
+        return replace(moved, element="ptr", level=max(moved.level, pointer.level), base=pointer.base)
     size = Expression(f"int64_t(sizeof({STORAGE[pointee]}))", "i64", 0)
     by = expressions.multiply(wide, size)
     level = max(pointer.level, by.level)
@@ -117,7 +128,7 @@ def widen(index: Expression) -> Expression:
         return Expression(
             f"tcpu::convert<{register(index.element)}, int64_t>({index.text})", "i64", index.level, "vector"
         )
-    return Expression(f"int64_t({index.text})", "i64", index.level, index.kind, index.step)
+    return replace(index, text=f"int64_t({index.text})", element="i64")
 
 
 def to_address(pointer: Expression, pointee: str) -> Expression:

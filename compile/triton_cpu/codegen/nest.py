@@ -1,9 +1,9 @@
 """A nest of loops over one tile, and the code that stands at each depth of it."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from vllm_triton.compile.triton_cpu.codegen import expressions
-from vllm_triton.compile.triton_cpu.codegen.expressions import Expression, uniform
+from vllm_triton.compile.triton_cpu.codegen.expressions import Expression, Start, as_bits, uniform
 from vllm_triton.compile.triton_cpu.codegen.types import LANES, strides
 
 _SIMPLE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.")
@@ -37,6 +37,9 @@ class Nest:
     order: axes from the outermost loop to the innermost; by default row-major. Only for tiles that are walked by rows.
     lane_axis: the axis along which the lanes lie; None for a flat walk.
     valid: lanes of the only chunk that exist, for tiles of fewer than 16 elements.
+
+    The body of the loop along the lanes is compiled three times, for chunks in which every mask of `limits` holds in
+    all lanes, in some, and in none: the first has no masks, and of the last little is left.
     """
 
     shape: tuple[int, ...]
@@ -45,9 +48,11 @@ class Nest:
     indices: list[Expression] = field(init=False)
     lane_axis: int | None = field(init=False)
     valid: int | None = field(init=False, default=None)
+    lane_loop: _Loop | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.loops: list[_Loop] = []
+        self.limits: list[str] = []
         self.memo: dict[object, Expression] = {}
         size = 1
         for extent in self.shape:
@@ -78,8 +83,12 @@ class Nest:
             if extent == 1:
                 found[axis] = uniform("0", "i32")
             elif axis == self.lane_axis:
-                variable = "0" if extent == LANES else self._loop(extent, LANES)
-                found[axis] = Expression(variable, "i32", len(self.loops), "affine", "1")
+                start = Start("0", len(self.loops))
+                if extent == LANES:
+                    found[axis] = Expression("0", "i32", len(self.loops), "affine", "1", start=start)
+                    continue
+                found[axis] = Expression(self._loop(extent, LANES), "i32", len(self.loops), "affine", "1", start=start)
+                self.lane_loop = self.loops[-1]
             else:
                 found[axis] = Expression(self._loop(extent, 1), "i32", len(self.loops))
         self.indices = [found[axis] for axis in range(len(self.shape))]
@@ -110,7 +119,21 @@ class Nest:
             return expression
         name = self.names.new("t")
         self.before[expression.level].append(f"const auto {name} = {expression.text};")
-        return Expression(name, expression.element, expression.level, expression.kind, expression.step, expression.base)
+        return replace(expression, text=name)
+
+    def bits(self, mask: Expression) -> str:
+        """A mask as the runtime's loads and stores take it."""
+        if mask.start is None or self.lane_loop is None:
+            return as_bits(mask)
+        if mask.start.text not in self.limits:
+            self.limits.append(mask.start.text)
+        return f"tcpu::first(chunk, {mask.text})"
+
+    def condition(self, mask: Expression) -> Expression:
+        """A mask as a selection takes it."""
+        if mask.start is None or self.lane_loop is None:
+            return mask
+        return Expression(f"tcpu::lanes({self.bits(mask)})", "i1", mask.level, "vector")
 
     def emit(self, text: str, level: int | None = None) -> None:
         """A statement at a depth, by default in the innermost loop."""
@@ -120,6 +143,14 @@ class Nest:
         """A statement at a depth, behind the loops inside it."""
         self.after[level].append(text)
 
+    def drop_lanes(self) -> None:
+        """Takes the loop along the lanes out, the innermost, with what stands in it."""
+        if self.lane_loop is not None:
+            assert self.loops[-1] is self.lane_loop, "the loop along the lanes is not the innermost"
+            for part in (self.loops, self.before, self.after):
+                part.pop()
+            self.lane_loop = None
+
     def lines(self) -> list[str]:
         """The nest in braces of its own."""
         return ["{", *self._from(0), "}"]
@@ -128,10 +159,17 @@ class Nest:
         lines = list(self.before[level])
         if level < self.depth:
             loop = self.loops[level]
-            head = (
-                f"for (int32_t {loop.variable} = 0; {loop.variable} < {loop.extent}; {loop.variable} += {loop.step}) {{"
-            )
-            lines += [head, *self._from(level + 1), "}"]
+            inside = self._from(level + 1)
+            if loop is self.lane_loop and self.limits:
+                limits = ", ".join(f"int64_t({limit})" for limit in self.limits)
+                lines.append(
+                    f"tcpu::walk<{loop.extent}>({{{limits}}}, [&](auto chunk, int32_t {loop.variable}) TCPU_BODY {{"
+                )
+                lines += [*inside, "});"]
+            else:
+                variable = loop.variable
+                lines.append(f"for (int32_t {variable} = 0; {variable} < {loop.extent}; {variable} += {loop.step}) {{")
+                lines += [*inside, "}"]
         return lines + self.after[level]
 
 

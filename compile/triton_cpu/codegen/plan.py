@@ -91,7 +91,9 @@ class Plan:
             following = block.operations.index(reader)
             if any(_writes(between) for between in block.operations[position + 1 : following]):
                 return False
-            if reader.name not in elementwise.NAMES and reader.name not in ("tt.splat", "tt.reshape"):
+            if reader.name == "tt.dot":
+                return value is not reader.operands[2]
+            if reader.name not in elementwise.NAMES and reader.name not in ("tt.splat", "tt.reshape", "tt.trans"):
                 # A store may overwrite what a later chunk of the same loop still has to read.
                 return reader.name in ("tt.reduce", "scf.yield") and reader is not block.operations[-1]
             if reader.result in self.buffered:

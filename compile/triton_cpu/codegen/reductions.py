@@ -84,25 +84,19 @@ def _finish_lanes(
     axis: int,
 ) -> None:
     """From 16 lanes to one, and into the result."""
-    finish = Nest((), generator.names)
-    lanes = [f"{name}_l" for name in partial]
-    for name, lane, operand in zip(partial, lanes, operation.operands, strict=True):
-        nest.emit_after(f"{scalar(operand.type.element)} {lane}[16]; tcpu::lanes_of({lane}, {name});", outer)
-    nest.emit_after("for (int w = 8; w; w /= 2) for (int l = 0; l < w; ++l) {", outer)
-    left = [f"{lane}[l]" for lane in lanes]
-    right = [f"{lane}[l + w]" for lane in lanes]
-    combined = _combine(generator, finish, operation.regions[0].block, left, right, "uniform")
-    texts = [value.text for value in combined]
-    _set_together(finish, left, texts)
-    for line in finish.lines():
-        nest.emit_after(line, outer)
-    nest.emit_after("}", outer)
+    for distance in (8, 4, 2, 1):
+        finish = Nest((), generator.names)
+        moved = [f"tcpu::shift_down<{distance}>({name})" for name in partial]
+        combined = _combine(generator, finish, operation.regions[0].block, partial, moved, "vector")
+        _set_together(finish, partial, [as_vector(value) for value in combined])
+        for line in finish.lines():
+            nest.emit_after(line, outer)
     index = nest.flat_index(
         [ix for number, ix in enumerate(nest.indices) if number != axis], _without(nest.shape, axis)
     )
-    for target, lane in zip(targets, lanes, strict=True):
+    for target, name in zip(targets, partial, strict=True):
         place = f"{target} + {index.text}" if operation.results[0].type.is_tensor else target
-        nest.emit_after(f"tcpu::put({place}, {lane}[0]);", outer)
+        nest.emit_after(f"tcpu::put({place}, {name}[0]);", outer)
     generator.lines += nest.lines()
 
 

@@ -51,6 +51,8 @@ def literal(value: int | float | bool, element: str) -> str:
         name = "double" if element == "f64" else "float"
         if value != value:
             return f"std::numeric_limits<{name}>::quiet_NaN()"
+        if element in HALVES:
+            value = _rounded(value, element)
         if value in (float("inf"), float("-inf")):
             return f"({'-' if value < 0 else ''}std::numeric_limits<{name}>::infinity())"
         return f"({name}({float(value).hex()}))"
@@ -59,6 +61,13 @@ def literal(value: int | float | bool, element: str) -> str:
     if wrapped == -(1 << (bits - 1)):  # the number without its sign would not fit
         return f"({STORAGE[element]}({wrapped + 1}{'LL' if bits == 64 else ''}) - 1)"
     return f"({STORAGE[element]}({wrapped}{'LL' if bits == 64 else ''}))"
+
+
+def _rounded(value: float, element: str) -> float:
+    import torch  # not when triton looks for its backends
+
+    dtypes = {"f16": "float16", "bf16": "bfloat16", "f8E4M3FN": "float8_e4m3fn", "f8E5M2": "float8_e5m2"}
+    return float(torch.tensor(value, dtype=getattr(torch, dtypes[element])))
 
 
 def strides(shape: tuple[int, ...]) -> list[int]:

@@ -6,8 +6,11 @@
 //   gather_ptr<T>(addresses, bits, other) lane addresses in bytes
 //   store, store_masked, scatter, scatter_ptr<T>   lanes in order: of equal addresses the last lane wins
 //   load_scalar(p) store_scalar(p, x)     one element
+//   walk<EXTENT>(limits, body)     the loop of a tile along its lanes; body(chunk, i) for i = 0, 16, ... below EXTENT
 //
-// Stores of small floats round to nearest even (encode in convert.h).
+// In place of bits a mask may be known at compile time: first(chunk, n), what `walk` says of the first n lanes.
+//
+// Stores of small floats round to nearest even (encode in convert.h), unless told that the values are `exact`.
 #pragma once
 
 #include "convert.h"
@@ -41,6 +44,20 @@ TCPU_INLINE vec<stored_t<T>> to_storage(vec<reg_t<T>> v) {
     return encode<T>(v);
   } else {
     return v;
+  }
+}
+
+// Floats that a small float holds exactly: stored without rounding once more.
+struct exact {
+  vec<float> value;
+};
+
+template <class T>
+TCPU_INLINE vec<stored_t<T>> to_storage(exact x) {
+  if constexpr (std::is_same_v<T, bf16>) {
+    return convert_lanes<uint16_t>((vec<uint32_t>)x.value >> 16);
+  } else {
+    return encode<T>(x.value);
   }
 }
 
@@ -188,6 +205,64 @@ TCPU_INLINE vec<uint64_t> lane_addresses(const T* base, vec<int64_t> index) {
   return (vec<uint64_t>)index * (uint64_t)sizeof(T) + (uint64_t)base;
 }
 
+// Whether the masks of a chunk hold in all its lanes, in some, or in none.
+struct all_lanes {};
+struct some_lanes {};
+struct no_lanes {};
+
+TCPU_INLINE all_lanes first(all_lanes chunk, int64_t) {
+  return chunk;
+}
+TCPU_INLINE uint32_t first(some_lanes, int64_t n) {
+  return bits_below(n);
+}
+TCPU_INLINE no_lanes first(no_lanes chunk, int64_t) {
+  return chunk;
+}
+TCPU_INLINE mask lanes(all_lanes) {
+  return ~mask{};
+}
+TCPU_INLINE mask lanes(uint32_t bits) {
+  return frommask(bits);
+}
+TCPU_INLINE mask lanes(no_lanes) {
+  return mask{};
+}
+TCPU_INLINE uint32_t to_bits(all_lanes) {
+  return 0xffffu;
+}
+TCPU_INLINE uint32_t to_bits(uint32_t bits) {
+  return bits;
+}
+TCPU_INLINE uint32_t to_bits(no_lanes) {
+  return 0u;
+}
+
+// What a body of `walk` is: compiled into its loops.
+#define TCPU_BODY __attribute__((always_inline))
+
+// limits: for each mask, how many lanes it holds in, counted from the first chunk's first; any number.
+template <int32_t EXTENT, int COUNT, class Body>
+TCPU_INLINE void walk(const int64_t (&limits)[COUNT], Body body) {
+  int64_t least = limits[0], most = limits[0];
+  for (int i = 1; i < COUNT; ++i) {
+    least = limits[i] < least ? limits[i] : least;
+    most = limits[i] > most ? limits[i] : most;
+  }
+  const auto within = [](int64_t n) { return (int32_t)(n < 0 ? 0 : n > EXTENT ? EXTENT : n); };
+  const int32_t whole = within(least) / LANES * LANES, partial = (within(most) + LANES - 1) / LANES * LANES;
+  int32_t i = 0;
+  for (; i < whole; i += LANES) {
+    body(all_lanes{}, i);
+  }
+  for (; i < partial; i += LANES) {
+    body(some_lanes{}, i);
+  }
+  for (; i < EXTENT; i += LANES) {
+    body(no_lanes{}, i);
+  }
+}
+
 template <class T>
 TCPU_INLINE vec<reg_t<T>> load(const T* p) {
   return to_registers<T>(load_bits<stored_t<T>>(p));
@@ -205,7 +280,17 @@ TCPU_INLINE vec<reg_t<T>> load_masked(const T* p, uint32_t bits, vec<reg_t<T>> o
 }
 
 template <class T>
-TCPU_INLINE vec<reg_t<T>> gather_ptr(vec<uint64_t> addresses, uint32_t bits, vec<reg_t<T>> other) {
+TCPU_INLINE vec<reg_t<T>> load_masked(const T* p, all_lanes, vec<reg_t<T>>) {
+  return load(p);
+}
+template <class T>
+TCPU_INLINE vec<reg_t<T>> load_masked(const T*, no_lanes, vec<reg_t<T>> other) {
+  return other;
+}
+
+template <class T, class Mask>
+TCPU_INLINE vec<reg_t<T>> gather_ptr(vec<uint64_t> addresses, Mask where, vec<reg_t<T>> other) {
+  const uint32_t bits = to_bits(where);
   if constexpr (is_small_float<T>) {
     const auto v = decode<T>(gather_bits<stored_t<T>>(addresses, bits, vec<stored_t<T>>{}));
     return select(frommask(bits), v, other);
@@ -214,28 +299,35 @@ TCPU_INLINE vec<reg_t<T>> gather_ptr(vec<uint64_t> addresses, uint32_t bits, vec
   }
 }
 
-template <class T>
-TCPU_INLINE vec<reg_t<T>> gather(const T* base, vec<int64_t> index, uint32_t bits, vec<reg_t<T>> other) {
+template <class T, class Mask>
+TCPU_INLINE vec<reg_t<T>> gather(const T* base, vec<int64_t> index, Mask bits, vec<reg_t<T>> other) {
   return gather_ptr<T>(lane_addresses(base, index), bits, other);
 }
 
-template <class T>
-TCPU_INLINE void store(T* p, vec<reg_t<T>> x) {
+template <class T, class X = vec<reg_t<T>>>
+TCPU_INLINE void store(T* p, X x) {
   store_bits<stored_t<T>>(p, to_storage<T>(x));
 }
 
-template <class T>
-TCPU_INLINE void store_masked(T* p, uint32_t bits, vec<reg_t<T>> x) {
+template <class T, class X = vec<reg_t<T>>>
+TCPU_INLINE void store_masked(T* p, uint32_t bits, X x) {
   store_bits_masked<stored_t<T>>(p, bits, to_storage<T>(x));
 }
 
-template <class T>
-TCPU_INLINE void scatter_ptr(vec<uint64_t> addresses, uint32_t bits, vec<reg_t<T>> x) {
-  scatter_bits<stored_t<T>>(addresses, bits, to_storage<T>(x));
+template <class T, class X = vec<reg_t<T>>>
+TCPU_INLINE void store_masked(T* p, all_lanes, X x) {
+  store<T>(p, x);
+}
+template <class T, class X = vec<reg_t<T>>>
+TCPU_INLINE void store_masked(T*, no_lanes, X) {}
+
+template <class T, class Mask, class X = vec<reg_t<T>>>
+TCPU_INLINE void scatter_ptr(vec<uint64_t> addresses, Mask where, X x) {
+  scatter_bits<stored_t<T>>(addresses, to_bits(where), to_storage<T>(x));
 }
 
-template <class T>
-TCPU_INLINE void scatter(T* base, vec<int64_t> index, uint32_t bits, vec<reg_t<T>> x) {
+template <class T, class Mask, class X = vec<reg_t<T>>>
+TCPU_INLINE void scatter(T* base, vec<int64_t> index, Mask bits, X x) {
   scatter_ptr<T>(lane_addresses(base, index), bits, x);
 }
 

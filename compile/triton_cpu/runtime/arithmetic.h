@@ -169,6 +169,18 @@ TCPU_INLINE V rem(V a, V b) {
   }
 }
 
+// By a power of two, toward zero.
+template <int64_t DIVISOR, class V>
+TCPU_INLINE V div_by(V a) {
+  using T = element_t<V>;
+  constexpr int SHIFT = __builtin_ctzll(DIVISOR);
+  return (V)(a + ((a >> (8 * sizeof(T) - 1)) & (T)(DIVISOR - 1))) >> SHIFT;
+}
+template <int64_t DIVISOR, class V>
+TCPU_INLINE V rem_by(V a) {
+  return (V)(a - (V)(div_by<DIVISOR>(a) * (element_t<V>)DIVISOR));
+}
+
 template <class V>
 TCPU_INLINE V mulhi(V a, V b) {
   using T = element_t<V>;

@@ -52,6 +52,14 @@ TCPU_INLINE vec<uint32_t> round_small(vec<uint32_t> magnitude) {
 
 template <class Storage>
 TCPU_INLINE vec<bits_t<Storage>> encode(vec<float> x) {
+#if defined(TCPU_BF16)
+  if constexpr (std::is_same_v<Storage, bf16>) {
+    constexpr int IS_SUBNORMAL = 0x20;  // which the conversion takes as zero
+    if (__builtin_expect(_mm512_fpclass_ps_mask((__m512)x, IS_SUBNORMAL) == 0, 1)) {
+      return (vec<uint16_t>)_mm512_cvtneps_pbh((__m512)x);
+    }
+  }
+#endif
   const vec<uint32_t> bits = (vec<uint32_t>)x;
   const vec<uint32_t> magnitude = bits & 0x7fffffffu;
   const mask is_nan = cmp_gt(magnitude, splat(0x7f800000u));

@@ -10,28 +10,64 @@
 //
 // Few rows with B as [n, k]: products along K, nothing packed. Otherwise panels of B are packed (dot_formats.h) and
 // multiplied by blocks of rows held in registers.
+//
+// Operands are matrices in memory, `plain` or a `table` of rows that lie anywhere; both have row(i), and from(i, j), the
+// same without its first rows and columns.
 #pragma once
+
+#include <algorithm>
 
 #include "dot_formats.h"
 
 namespace tcpu {
 
+template <class T>
+struct plain {
+  using type = T;
+  const T* first;
+  int64_t stride;
+
+  const T* row(int64_t i) const {
+    return first + i * stride;
+  }
+  plain from(int64_t i, int64_t j) const {
+    return {first + i * stride + j, stride};
+  }
+};
+
+template <class T>
+struct table {
+  using type = T;
+  const T* const* rows;
+  int64_t column = 0;
+
+  const T* row(int64_t i) const {
+    return rows[i] + column;
+  }
+  table from(int64_t i, int64_t j) const {
+    return {rows + i, column + j};
+  }
+};
+
 // Elements of K and rows of A packed at a time: a panel of B takes 16 KiB, half of the first-level cache.
 constexpr int64_t DOT_CHUNK = 128;
-constexpr int64_t DOT_CHUNK_ROWS = 64;
+constexpr int64_t DOT_CHUNK_ROWS = 256;
 
-// Up to so many rows, products along K beat packing (measured at K = 64 and 576, bf16).
-constexpr int64_t DOT_ROWS_ALONG_K = 3;
+// Up to so many rows, products along K beat packing.
+constexpr int64_t DOT_ROWS_ALONG_K = 32;
 
-// ROWS rows of A, strides in bytes, times one panel, added to C's first `columns` columns.
-template <class Format, int ROWS>
-static void multiply_panel(typename Format::accumulator* c, int64_t ldc, const char* a, int64_t a_row, int64_t a_step,
-                           const typename Format::element* panel, const typename Format::accumulator* start,
-                           int64_t steps, int64_t columns) {
+// ROWS rows of A as elements, times one panel, added to C's first `columns` columns.
+template <class Format, int ROWS, class A>
+static void multiply_panel(typename Format::accumulator* c, int64_t ldc, A a, const typename Format::element* panel,
+                           const typename Format::accumulator* start, int64_t steps, int64_t columns) {
   using E = typename Format::element;
   using S = typename Format::accumulator;
   constexpr int WIDTH = TCPU_REGISTER_BYTES / sizeof(S);
   constexpr int COUNT = PANEL<Format> / WIDTH;
+  const char* rows[ROWS];
+  for (int i = 0; i < ROWS; ++i) {
+    rows[i] = (const char*)a.row(i);
+  }
   piece<S> sums[ROWS][COUNT];
   for (int j = 0; j < COUNT; ++j) {
     memcpy(&sums[0][j], start + j * WIDTH, sizeof(piece<S>));
@@ -44,7 +80,7 @@ static void multiply_panel(typename Format::accumulator* c, int64_t ldc, const c
     memcpy(b, panel + step * PANEL<Format>, sizeof b);
     for (int i = 0; i < ROWS; ++i) {
       E element;
-      memcpy(&element, a + i * a_row + step * a_step, sizeof element);
+      memcpy(&element, rows[i] + step * (int64_t)sizeof element, sizeof element);
       const piece<E> broadcast = splat_piece(element);
       for (int j = 0; j < COUNT; ++j) {
         sums[i][j] = Format::multiply(sums[i][j], broadcast, b[j]);
@@ -70,28 +106,28 @@ static void multiply_panel(typename Format::accumulator* c, int64_t ldc, const c
   }
 }
 
-template <class Format, int ROWS>
-TCPU_INLINE void multiply_rows(typename Format::accumulator* c, int64_t ldc, const char* a, int64_t a_row,
-                               int64_t a_step, const typename Format::element* panel,
-                               const typename Format::accumulator* start, int64_t steps, int64_t columns,
-                               int64_t rows) {
-  for (; rows >= ROWS; rows -= ROWS, c += ROWS * ldc, a += ROWS * a_row) {
-    multiply_panel<Format, ROWS>(c, ldc, a, a_row, a_step, panel, start, steps, columns);
+template <class Format, int ROWS, class A>
+TCPU_INLINE void multiply_rows(typename Format::accumulator* c, int64_t ldc, A a,
+                               const typename Format::element* panel, const typename Format::accumulator* start,
+                               int64_t steps, int64_t columns, int64_t rows) {
+  int64_t i = 0;
+  for (; i + ROWS <= rows; i += ROWS) {
+    multiply_panel<Format, ROWS>(c + i * ldc, ldc, a.from(i, 0), panel, start, steps, columns);
   }
   if constexpr (ROWS > 1) {
-    multiply_rows<Format, ROWS / 2>(c, ldc, a, a_row, a_step, panel, start, steps, columns, rows);
+    multiply_rows<Format, ROWS / 2>(c + i * ldc, ldc, a.from(i, 0), panel, start, steps, columns, rows - i);
   }
 }
 
 // Rows of A as elements, [rows][DOT_CHUNK].
-template <class Format, class A>
-static void pack_rows(typename Format::element* out, const A* a, int64_t lda, bool transposed, int64_t rows,
-                      int64_t k) {
+template <class Format, class Operand>
+static void pack_rows(typename Format::element* out, Operand operand, bool transposed, int64_t rows, int64_t k) {
   using E = typename Format::element;
+  using A = typename Operand::type;
   if (!transposed) {
     for (int64_t i = 0; i < rows; ++i) {
       for (int64_t k0 = 0; k0 < k; k0 += LANES * Format::STEP) {
-        auto elements = Format::along_k(a + i * lda + k0, k - k0);
+        auto elements = Format::along_k(operand.row(i) + k0, k - k0);
         if constexpr (Format::STEP == 4) {
           elements ^= 0x80808080u;  // a + 128
         }
@@ -102,14 +138,13 @@ static void pack_rows(typename Format::element* out, const A* a, int64_t lda, bo
   }
   for (int64_t i = 0; i < rows; ++i) {
     for (int64_t k0 = 0; k0 < k; k0 += Format::STEP) {
-      const A* p = a + i + k0 * lda;
       E element = {};
       if constexpr (Format::STEP == 1) {
-        element = convert<A, E>(load_scalar(p));
+        element = convert<A, E>(load_scalar(operand.row(k0) + i));
       } else {
         for (int j = 0; j < Format::STEP && j < k - k0; ++j) {
           stored_t<A> bits;
-          memcpy(&bits, p + j * lda, sizeof bits);
+          memcpy(&bits, operand.row(k0 + j) + i, sizeof bits);
           element |= (E)(std::make_unsigned_t<stored_t<A>>)bits << (8 * sizeof bits * j);
         }
         if constexpr (Format::STEP == 4) {
@@ -121,17 +156,17 @@ static void pack_rows(typename Format::element* out, const A* a, int64_t lda, bo
   }
 }
 
-template <class Format, class B>
-TCPU_INLINE void pack_panel(typename Format::element* panel, typename Format::accumulator* start, const B* b,
-                            int64_t ldb, bool transposed, int64_t columns, int64_t k) {
+template <class Format, class Operand>
+TCPU_INLINE void pack_panel(typename Format::element* panel, typename Format::accumulator* start, Operand b,
+                            bool transposed, int64_t columns, int64_t k) {
   if (transposed) {
     for (int64_t j = 0; j < PANEL<Format>; j += LANES) {
       const int64_t left = columns > j ? columns - j : 0;
-      pack_columns_along_k<Format>(panel + j, PANEL<Format>, b + (left ? j * ldb : 0), ldb, left, k);
+      pack_columns_along_k<Format>(panel + j, PANEL<Format>, b.from(left ? j : 0, 0), left, k);
     }
   } else {
     for (int64_t k0 = 0; k0 < k; k0 += Format::STEP) {
-      pack_across_columns<Format>(panel + k0 / Format::STEP * PANEL<Format>, b + k0 * ldb, ldb, columns, k - k0);
+      pack_across_columns<Format>(panel + k0 / Format::STEP * PANEL<Format>, b.from(k0, 0), columns, k - k0);
     }
   }
   if constexpr (Format::STEP == 4) {
@@ -152,130 +187,184 @@ TCPU_INLINE void pack_panel(typename Format::element* panel, typename Format::ac
 }
 
 template <class Format, class A, class B>
-static void dot_packed(typename Format::accumulator* c, int64_t ldc, const A* a, int64_t lda, bool a_transposed,
-                       const B* b, int64_t ldb, bool b_transposed, int64_t m, int64_t n, int64_t k) {
+static void dot_packed(typename Format::accumulator* c, int64_t ldc, A a, bool a_transposed, B b, bool b_transposed,
+                       int64_t m, int64_t n, int64_t k, int64_t b_columns) {
   using E = typename Format::element;
+  using Storage = typename A::type;
   constexpr int64_t CHUNK_K = DOT_CHUNK * Format::STEP;
   alignas(64) E panel[DOT_CHUNK * PANEL<Format>];
   alignas(64) E packed_a[DOT_CHUNK_ROWS * DOT_CHUNK];
   alignas(64) typename Format::accumulator start[PANEL<Format>] = {};
+  // Rows so far apart would share few sets of the first-level cache.
+  const bool collides = m > 1 && !a_transposed && ((uintptr_t)a.row(1) - (uintptr_t)a.row(0)) % 2048 == 0;
   for (int64_t k0 = 0; k0 < k; k0 += CHUNK_K) {
     const int64_t chunk = k - k0 < CHUNK_K ? k - k0 : CHUNK_K;
     const int64_t steps = (chunk + Format::STEP - 1) / Format::STEP;
     // A group of values along K is one element in memory only if they are neighbours and the group is whole.
-    const bool in_place = Format::template reads_in_place<A> &&
-                          (Format::STEP == 1 || (!a_transposed && chunk % Format::STEP == 0));
+    const bool in_place =
+        Format::template reads_in_place<Storage> && !a_transposed && !collides && chunk % Format::STEP == 0;
     for (int64_t m0 = 0; m0 < m; m0 += DOT_CHUNK_ROWS) {
       const int64_t rows = m - m0 < DOT_CHUNK_ROWS ? m - m0 : DOT_CHUNK_ROWS;
-      const A* a_chunk = a + (a_transposed ? k0 * lda + m0 : m0 * lda + k0);
-      const char* a_bytes = (const char*)a_chunk;
-      int64_t a_row = (a_transposed ? 1 : lda) * (int64_t)sizeof(A);
-      int64_t a_step = (a_transposed ? lda : 1) * (int64_t)sizeof(A) * Format::STEP;
+      const A a_chunk = a_transposed ? a.from(k0, m0) : a.from(m0, k0);
       if (!in_place) {
-        pack_rows<Format>(packed_a, a_chunk, lda, a_transposed, rows, chunk);
-        a_bytes = (const char*)packed_a;
-        a_row = DOT_CHUNK * sizeof(E);
-        a_step = sizeof(E);
+        pack_rows<Format>(packed_a, a_chunk, a_transposed, rows, chunk);
       }
       for (int64_t n0 = 0; n0 < n; n0 += PANEL<Format>) {
-        const int64_t columns = n - n0 < PANEL<Format> ? n - n0 : PANEL<Format>;
-        const B* b_panel = b + (b_transposed ? n0 * ldb + k0 : k0 * ldb + n0);
-        pack_panel<Format>(panel, start, b_panel, ldb, b_transposed, columns, chunk);
-        multiply_rows<Format, DOT_ROWS>(c + m0 * ldc + n0, ldc, a_bytes, a_row, a_step, panel, start, steps, columns,
-                                        rows);
+        const auto within = [=](int64_t columns) { return columns - n0 < PANEL<Format> ? columns - n0 : PANEL<Format>; };
+        const int64_t existing = b_columns > n0 ? within(b_columns) : 0;
+        pack_panel<Format>(panel, start, b_transposed ? b.from(n0, k0) : b.from(k0, existing ? n0 : 0), b_transposed,
+                           existing, chunk);
+        auto* to = c + m0 * ldc + n0;
+        if (!in_place) {
+          multiply_rows<Format, DOT_ROWS>(to, ldc, plain<E>{packed_a, DOT_CHUNK}, panel, start, steps, within(n), rows);
+        } else if constexpr (Format::template reads_in_place<Storage>) {
+          multiply_rows<Format, DOT_ROWS>(to, ldc, a_chunk, panel, start, steps, within(n), rows);
+        }
       }
     }
   }
 }
 
 #if defined(TCPU_AVX512)
-// c[0..3] += the sums of four vectors: lanes are exchanged and added until each group of four holds all four sums.
-TCPU_INLINE void add_four_sums(float* c, __m512 v0, __m512 v1, __m512 v2, __m512 v3) {
+// The sums of four vectors: lanes are exchanged and added until each group of four holds all four sums.
+TCPU_INLINE __m128 four_sums(__m512 v0, __m512 v1, __m512 v2, __m512 v3) {
   const __m512 pair01 = _mm512_add_ps(_mm512_unpacklo_ps(v0, v1), _mm512_unpackhi_ps(v0, v1));
   const __m512 pair23 = _mm512_add_ps(_mm512_unpacklo_ps(v2, v3), _mm512_unpackhi_ps(v2, v3));
   const __m512d low = _mm512_unpacklo_pd((__m512d)pair01, (__m512d)pair23);
   const __m512d high = _mm512_unpackhi_pd((__m512d)pair01, (__m512d)pair23);
   const __m512 all = _mm512_add_ps((__m512)low, (__m512)high);
   const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
-  const __m128 sums = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
-  _mm_storeu_ps(c, _mm_add_ps(_mm_loadu_ps(c), sums));
+  return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
 }
 #endif
 
-// One row of A by COLUMNS rows of B, both contiguous along K: a vector of partial sums for each.
-template <class Format, int COLUMNS, class A, class B>
-TCPU_INLINE void dot_along_k(typename Format::accumulator* c, const A* a, const B* b, int64_t ldb, int64_t k) {
-  using Sums = pieces<vec<typename Format::accumulator>>;
-  // A single loop with a masked last step: GCC keeps the sums in registers only if no second loop changes them.
-  Sums sums[COLUMNS] = {};
-  for (int64_t k0 = 0; k0 < k; k0 += LANES * Format::STEP) {
-    pieces<vec<typename Format::element>> x, y;
-    x.whole = Format::along_k(a + k0, k - k0);
+// c[ROWS][COLUMNS] += the sums of the vectors' lanes.
+template <int ROWS, int COLUMNS, class Sum, class Sums>
+TCPU_INLINE void add_sums(Sum* c, int64_t ldc, const Sums (&sums)[ROWS][COLUMNS]) {
+#if defined(TCPU_AVX512)
+  if constexpr (std::is_same_v<Sum, float> && COLUMNS == 4) {
+    for (int i = 0; i < ROWS; ++i) {
+      const auto& row = sums[i];
+      const __m128 four = four_sums(row[0].whole, row[1].whole, row[2].whole, row[3].whole);
+      _mm_storeu_ps(c + i * ldc, _mm_add_ps(_mm_loadu_ps(c + i * ldc), four));
+    }
+    return;
+  }
+#endif
+  for (int i = 0; i < ROWS; ++i) {
     for (int j = 0; j < COLUMNS; ++j) {
-      y.whole = Format::along_k(b + j * ldb + k0, k - k0);
-      for (int p = 0; p < Sums::COUNT; ++p) {
-        sums[j].part[p] = Format::multiply(sums[j].part[p], x.part[p], y.part[p]);
+      c[i * ldc + j] += sum(sums[i][j].whole);
+    }
+  }
+}
+
+// c[ROWS][COLUMNS] += products of rows of A and B, all contiguous along K. next: rows of B that are read two blocks later,
+// fetched into the second-level cache: the first level's few outstanding lines would bound the bandwidth.
+template <class Format, int ROWS, int COLUMNS, class A, class B>
+TCPU_INLINE void block_along_k(typename Format::accumulator* c, int64_t ldc, A a, B b,
+                               const typename B::type* const (&next)[COLUMNS], int64_t k) {
+  using Sums = pieces<vec<typename Format::accumulator>>;
+  const typename A::type* a_rows[ROWS];
+  const typename B::type* b_rows[COLUMNS];
+  for (int i = 0; i < ROWS; ++i) {
+    a_rows[i] = a.row(i);
+  }
+  for (int j = 0; j < COLUMNS; ++j) {
+    b_rows[j] = b.row(j);
+  }
+  // A single loop with a masked last step: GCC keeps the sums in registers only if no second loop changes them.
+  Sums sums[ROWS][COLUMNS] = {};
+  for (int64_t k0 = 0; k0 < k; k0 += LANES * Format::STEP) {
+    pieces<vec<typename Format::element>> x, y[COLUMNS];
+    for (int j = 0; j < COLUMNS; ++j) {
+      y[j].whole = Format::along_k(b_rows[j] + k0, k - k0);
+      __builtin_prefetch(next[j] + k0, 0, 2);
+    }
+    for (int i = 0; i < ROWS; ++i) {
+      x.whole = Format::along_k(a_rows[i] + k0, k - k0);
+      for (int j = 0; j < COLUMNS; ++j) {
+        for (int p = 0; p < Sums::COUNT; ++p) {
+          sums[i][j].part[p] = Format::multiply(sums[i][j].part[p], x.part[p], y[j].part[p]);
+        }
       }
     }
   }
-  int j = 0;
-#if defined(TCPU_AVX512)
-  if constexpr (std::is_same_v<typename Format::accumulator, float>) {
-    for (; j + 4 <= COLUMNS; j += 4) {
-      add_four_sums(c + j, sums[j].whole, sums[j + 1].whole, sums[j + 2].whole, sums[j + 3].whole);
-    }
+  add_sums(c, ldc, sums);
+}
+
+// ROWS of A at a time, then half as many, down to one.
+template <class Format, int ROWS, int COLUMNS, class A, class B>
+TCPU_INLINE void rows_along_k(typename Format::accumulator* c, int64_t ldc, A a, B b,
+                              const typename B::type* const (&next)[COLUMNS], int64_t m, int64_t k) {
+  int64_t i = 0;
+  for (; i + ROWS <= m; i += ROWS) {
+    block_along_k<Format, ROWS, COLUMNS>(c + i * ldc, ldc, a.from(i, 0), b, next, k);
   }
-#endif
-  for (; j < COLUMNS; ++j) {
-    c[j] += sum(sums[j].whole);
+  if constexpr (ROWS > 1) {
+    rows_along_k<Format, ROWS / 2, COLUMNS>(c + i * ldc, ldc, a.from(i, 0), b, next, m - i, k);
   }
 }
 
 // Columns outside, rows inside: B is read from far memory once.
-template <class Format, class A, class B>
-static void dot_rows_along_k(typename Format::accumulator* c, int64_t ldc, const A* a, int64_t lda, const B* b,
-                             int64_t ldb, int64_t m, int64_t n, int64_t k) {
-  constexpr int COLUMNS = DOT_ROWS;
+template <class Format, int ROWS, int COLUMNS, class A, class B>
+static void dot_along_k(typename Format::accumulator* c, int64_t ldc, A a, B b, int64_t m, int64_t n, int64_t k) {
+  constexpr int64_t AHEAD = 2 * COLUMNS;
+  // Behind the last row follows, as far as one can guess, what the next program reads.
+  const int64_t spacing = n > 1 ? (int64_t)((uintptr_t)b.row(1) - (uintptr_t)b.row(0)) : 0;
+  // Several blocks of rows find B in the first-level cache.
+  const int64_t chunk = m > ROWS ? 4096 / (int64_t)sizeof(typename B::type) : k;
   int64_t j = 0;
   for (; j + COLUMNS <= n; j += COLUMNS) {
-    for (int64_t i = 0; i < m; ++i) {
-      dot_along_k<Format, COLUMNS>(c + i * ldc + j, a + i * lda, b + j * ldb, ldb, k);
+    const typename B::type* next[COLUMNS];
+    for (int i = 0; i < COLUMNS; ++i) {
+      const auto beyond = (const typename B::type*)((uintptr_t)b.row(j + i) + AHEAD * spacing);
+      next[i] = j + AHEAD + i < n ? b.row(j + AHEAD + i) : beyond;
+    }
+    for (int64_t k0 = 0; k0 < k; k0 += chunk) {
+      rows_along_k<Format, ROWS, COLUMNS>(c + j, ldc, a.from(0, k0), b.from(j, k0), next, m, std::min(chunk, k - k0));
+      for (auto& row : next) {
+        row += chunk;
+      }
     }
   }
   for (; j < n; ++j) {
-    for (int64_t i = 0; i < m; ++i) {
-      dot_along_k<Format, 1>(c + i * ldc + j, a + i * lda, b + j * ldb, ldb, k);
-    }
+    const typename B::type* const next[1] = {b.row(j)};
+    rows_along_k<Format, 1, 1>(c + j, ldc, a, b.from(j, 0), next, m, k);
   }
 }
 
+// b_columns: how many of B's n columns exist, the first; the others are zero.
 template <class Sum, class A, class B>
-TCPU_INLINE void dot_any(Sum* c, int64_t ldc, const A* a, int64_t lda, bool a_transposed, const B* b, int64_t ldb,
-                         bool b_transposed, int64_t m, int64_t n, int64_t k) {
-  using Format = typename choose_format<A, B, Sum>::type;
+TCPU_INLINE void dot_any(Sum* c, int64_t ldc, A a, bool a_transposed, B b, bool b_transposed, int64_t m, int64_t n,
+                         int64_t k, int64_t b_columns) {
+  using Format = typename choose_format<typename A::type, typename B::type, Sum>::type;
   if constexpr (!std::is_same_v<Sum, int32_t>) {
     if (b_transposed && !a_transposed && m <= DOT_ROWS_ALONG_K) {
-      dot_rows_along_k<Format>(c, ldc, a, lda, b, ldb, m, n, k);
+      if (m == 1) {
+        dot_along_k<Format, 1, 4>(c, ldc, a, b, m, n, k);
+      } else {
+        dot_along_k<Format, DOT_BLOCK_ALONG_K, DOT_BLOCK_ALONG_K>(c, ldc, a, b, m, n, k);
+      }
       return;
     }
   }
-  dot_packed<Format>(c, ldc, a, lda, a_transposed, b, ldb, b_transposed, m, n, k);
+  dot_packed<Format>(c, ldc, a, a_transposed, b, b_transposed, m, n, k, b_columns);
 }
 
 template <class A, class B>
 TCPU_INLINE void dot_f32(float* c, int64_t ldc, const A* a, int64_t lda, bool a_transposed, const B* b, int64_t ldb,
                          bool b_transposed, int64_t m, int64_t n, int64_t k) {
-  dot_any<float>(c, ldc, a, lda, a_transposed, b, ldb, b_transposed, m, n, k);
+  dot_any<float>(c, ldc, plain<A>{a, lda}, a_transposed, plain<B>{b, ldb}, b_transposed, m, n, k, n);
 }
 
 TCPU_INLINE void dot_f64(double* c, int64_t ldc, const double* a, int64_t lda, bool a_transposed, const double* b,
                          int64_t ldb, bool b_transposed, int64_t m, int64_t n, int64_t k) {
-  dot_any<double>(c, ldc, a, lda, a_transposed, b, ldb, b_transposed, m, n, k);
+  dot_any<double>(c, ldc, plain<double>{a, lda}, a_transposed, plain<double>{b, ldb}, b_transposed, m, n, k, n);
 }
 
 TCPU_INLINE void dot_i32(int32_t* c, int64_t ldc, const int8_t* a, int64_t lda, bool a_transposed, const int8_t* b,
                          int64_t ldb, bool b_transposed, int64_t m, int64_t n, int64_t k) {
-  dot_any<int32_t>(c, ldc, a, lda, a_transposed, b, ldb, b_transposed, m, n, k);
+  dot_any<int32_t>(c, ldc, plain<int8_t>{a, lda}, a_transposed, plain<int8_t>{b, ldb}, b_transposed, m, n, k, n);
 }
 
 }  // namespace tcpu

@@ -16,12 +16,15 @@ namespace tcpu {
 #if defined(TCPU_AVX512)
 constexpr int DOT_ROWS = 8;
 constexpr int DOT_REGISTERS = 2;
+constexpr int DOT_BLOCK_ALONG_K = 4;
 #elif defined(TCPU_AVX2)
 constexpr int DOT_ROWS = 4;
 constexpr int DOT_REGISTERS = 2;
+constexpr int DOT_BLOCK_ALONG_K = 2;
 #else
 constexpr int DOT_ROWS = 2;
 constexpr int DOT_REGISTERS = 4;
+constexpr int DOT_BLOCK_ALONG_K = 2;
 #endif
 
 // The columns of a panel: a multiple of LANES.
@@ -47,15 +50,19 @@ struct plain_format {
 #endif
     return a * b + sum;
   }
-  // One element column of 16 rows or columns whose values lie `stride` apart; lanes outside `bits` become zero.
-  template <class Storage>
-  TCPU_INLINE vec<T> along_lanes(const Storage* p, int64_t, int64_t, uint32_t bits) {
-    return convert<Storage, T>(load_masked<Storage>(p, bits, vec<reg_t<Storage>>{}));
+  // The elements of 16 columns at the first k of an operand [K, N]; columns outside `bits` become zero.
+  template <class B>
+  TCPU_INLINE vec<T> along_lanes(B b, int64_t column, int64_t, uint32_t bits) {
+    return load_lanes(b.row(0) + column, bits);
   }
   // 16 elements along K of one row or column.
   template <class Storage>
   TCPU_INLINE vec<T> along_k(const Storage* p, int64_t k_left) {
-    return along_lanes(p, 0, 0, bits_below(k_left));
+    return load_lanes(p, bits_below(k_left));
+  }
+  template <class Storage>
+  TCPU_INLINE vec<T> load_lanes(const Storage* p, uint32_t bits) {
+    return convert<Storage, T>(load_masked<Storage>(p, bits, vec<reg_t<Storage>>{}));
   }
 };
 
@@ -91,10 +98,12 @@ struct int8_quads {
   TCPU_INLINE piece<int32_t> multiply(piece<int32_t> sum, piece<uint32_t> a, piece<uint32_t> b) {
     return (piece<int32_t>)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
   }
-  TCPU_INLINE vec<uint32_t> along_lanes(const int8_t* p, int64_t stride, int64_t k_left, uint32_t bits) {
+  template <class B>
+  TCPU_INLINE vec<uint32_t> along_lanes(B b, int64_t column, int64_t k_left, uint32_t bits) {
     const auto row = [=](int i) __attribute__((always_inline)) {
       const bool exists = i < k_left;
-      const auto bytes = load_bits_masked<uint8_t>(exists ? p + i * stride : p, exists ? bits : 0, vec<uint8_t>{});
+      const int8_t* p = b.row(exists ? i : 0) + column;
+      const auto bytes = load_bits_masked<uint8_t>(p, exists ? bits : 0, vec<uint8_t>{});
       return convert_lanes<uint32_t>(bytes) << (8 * i);
     };
     return row(0) | row(1) | row(2) | row(3);
@@ -170,14 +179,13 @@ TCPU_INLINE void transpose(vec<T> (&rows)[LANES]) {
 }
 
 // Up to 16 columns of B into out[element][0..15]: B as [N, K], each column contiguous along K.
-template <class Format, class Storage>
-static void pack_columns_along_k(typename Format::element* out, int64_t out_stride, const Storage* b, int64_t ldb,
-                                 int64_t columns, int64_t k) {
+template <class Format, class B>
+static void pack_columns_along_k(typename Format::element* out, int64_t out_stride, B b, int64_t columns, int64_t k) {
   using E = typename Format::element;
   for (int64_t k0 = 0; k0 < k; k0 += LANES * Format::STEP) {
     vec<E> rows[LANES];
     for (int i = 0; i < LANES; ++i) {
-      rows[i] = i < columns ? Format::along_k(b + i * ldb + k0, k - k0) : vec<E>{};
+      rows[i] = i < columns ? Format::along_k(b.row(i) + k0, k - k0) : vec<E>{};
     }
     transpose<E>(rows);
     const int64_t left = (k - k0 + Format::STEP - 1) / Format::STEP;
@@ -189,31 +197,26 @@ static void pack_columns_along_k(typename Format::element* out, int64_t out_stri
 }
 
 // One row of a panel for B as [K, N]: the values of STEP rows of B, interleaved.
-template <class Format, class Storage>
-TCPU_INLINE void pack_across_columns(typename Format::element* out, const Storage* b, int64_t ldb, int64_t columns,
-                                     int64_t k_left) {
-  for (int64_t j = 0; j < PANEL<Format>; j += LANES) {
-    const uint32_t bits = bits_below(columns - j);
-    const auto v = Format::along_lanes(b + (bits ? j : 0), ldb, k_left, bits);
-    store_bits<typename Format::element>(out + j, v);
+template <class Format, class B>
+TCPU_INLINE void pack_across_columns(typename Format::element* out, B b, int64_t columns, int64_t k_left) {
+  if constexpr (Format::STEP == 2) {
+#if defined(TCPU_BF16)
+    static_assert(PANEL<bf16_pairs> == 2 * LANES, "a panel's row is two registers");
+    const __mmask32 bits = columns >= 32 ? ~0u : (1u << columns) - 1u;
+    const __m512i even = _mm512_maskz_loadu_epi16(bits, b.row(0));
+    const __m512i odd = _mm512_maskz_loadu_epi16(k_left > 1 ? bits : 0, b.row(k_left > 1));
+    // Pair i is word i of the first and word i of the second, whose index is 32 + i.
+    const __m512i lower = (__m512i)(iota<int32_t>() * 0x10001 + 0x200000);
+    const __m512i upper = (__m512i)(iota<int32_t>() * 0x10001 + 0x300010);
+    _mm512_storeu_si512(out, _mm512_permutex2var_epi16(even, lower, odd));
+    _mm512_storeu_si512(out + LANES, _mm512_permutex2var_epi16(even, upper, odd));
+#endif
+  } else {
+    for (int64_t j = 0; j < PANEL<Format>; j += LANES) {
+      const uint32_t bits = bits_below(columns - j);
+      store_bits<typename Format::element>(out + j, Format::along_lanes(b, bits ? j : 0, k_left, bits));
+    }
   }
 }
-
-#if defined(TCPU_BF16)
-template <>
-inline __attribute__((always_inline)) void pack_across_columns<bf16_pairs, bf16>(uint32_t* out, const bf16* b,
-                                                                                 int64_t ldb, int64_t columns,
-                                                                                 int64_t k_left) {
-  static_assert(PANEL<bf16_pairs> == 2 * LANES, "a panel's row is two registers");
-  const __mmask32 bits = columns >= 32 ? ~0u : (1u << columns) - 1u;
-  const __m512i even = _mm512_maskz_loadu_epi16(bits, b);
-  const __m512i odd = _mm512_maskz_loadu_epi16(k_left > 1 ? bits : 0, k_left > 1 ? b + ldb : b);
-  // Pair i is word i of the first and word i of the second, whose index is 32 + i.
-  const __m512i lower = (__m512i)(iota<int32_t>() * 0x10001 + 0x200000);
-  const __m512i upper = (__m512i)(iota<int32_t>() * 0x10001 + 0x300010);
-  _mm512_storeu_si512(out, _mm512_permutex2var_epi16(even, lower, odd));
-  _mm512_storeu_si512(out + LANES, _mm512_permutex2var_epi16(even, upper, odd));
-}
-#endif
 
 }  // namespace tcpu

@@ -21,8 +21,9 @@ TCPU_INLINE T argument(uint64_t slot) {
 }
 
 // One element for all lanes that `bits` names.
-template <class T>
-TCPU_INLINE vec<reg_t<T>> load_same(const T* p, uint32_t bits, vec<reg_t<T>> other) {
+template <class T, class Mask>
+TCPU_INLINE vec<reg_t<T>> load_same(const T* p, Mask where, vec<reg_t<T>> other) {
+  const uint32_t bits = to_bits(where);
   return bits == 0 ? other : select(frommask(bits), splat(load_scalar(p)), other);
 }
 
@@ -38,24 +39,84 @@ TCPU_INLINE void put(T* p, X x) {
   }
 }
 
-template <class T, class V>
-TCPU_INLINE void lanes_of(T* lanes, V v) {
-  for (int i = 0; i < LANES; ++i) {
-    lanes[i] = (T)(v[i] != 0 || !std::is_same_v<T, bool> ? v[i] : 0);
+// The rows of an operand, which lie anywhere, and how many elements of each exist; the others are zero.
+template <class T, int ROWS, int COLUMNS>
+struct row_table {
+  using operand = table<T>;
+  const T* row[ROWS];
+  int64_t count[ROWS];
+  T copies[ROWS * COLUMNS];
+
+  TCPU_MEMBER void set(int32_t i, const T* first, int64_t elements) {
+    row[i] = first;
+    count[i] = elements < 0 ? 0 : elements > COLUMNS ? COLUMNS : elements;
   }
+  // Asks for the rows, as far as they fit the first-level cache.
+  TCPU_MEMBER void fetch() const {
+    if constexpr (sizeof(T) * ROWS * COLUMNS <= 32768) {
+      for (int i = 0; i < ROWS; ++i) {
+        for (int64_t j = 0; j < count[i]; j += 64 / sizeof(T)) {
+          __builtin_prefetch(row[i] + j, 0, 2);
+        }
+      }
+    }
+  }
+  TCPU_MEMBER int64_t columns() const {
+    int64_t most = 0;
+    for (int i = 0; i < ROWS; ++i) {
+      most = count[i] > most ? count[i] : most;
+    }
+    return most;
+  }
+  // So many columns can be read afterwards.
+  TCPU_MEMBER table<T> with_columns(int64_t columns) {
+    alignas(64) static const T zeros[COLUMNS] = {};
+    for (int i = 0; i < ROWS; ++i) {
+      if (count[i] == 0) {
+        row[i] = zeros;
+      } else if (count[i] < columns) {
+        T* copy = copies + i * COLUMNS;
+        memcpy(copy, row[i], count[i] * sizeof(T));
+        memset(copy + count[i], 0, (columns - count[i]) * sizeof(T));
+        row[i] = copy;
+      }
+    }
+    return {row};
+  }
+};
+
+template <class T>
+TCPU_INLINE int64_t columns_of(const plain<T>& operand) {
+  return operand.stride;
+}
+template <class Table>
+TCPU_INLINE int64_t columns_of(const Table& operand) {
+  return operand.columns();
+}
+template <class T>
+TCPU_INLINE plain<T> with_columns(const plain<T>& operand, int64_t) {
+  return operand;
+}
+template <class Table>
+TCPU_INLINE typename Table::operand with_columns(Table& operand, int64_t columns) {
+  return operand.with_columns(columns);
 }
 
-// c [M, N] += a [M, K] b [K, N], each contiguous; a transposed operand lies in memory with its axes exchanged.
+// c [M, N] += a [M, K] b [K, N]; c contiguous, a and b a `plain` tile or a `row_table`. A transposed operand lies in
+// memory with its axes exchanged.
 template <int M, int N, int K, bool A_TRANSPOSED, bool B_TRANSPOSED, class C, class A, class B>
-TCPU_INLINE void dot(C* c, const A* a, const B* b) {
-  constexpr int64_t lda = A_TRANSPOSED ? M : K, ldb = B_TRANSPOSED ? K : N;
-  if constexpr (std::is_same_v<C, int32_t>) {
-    dot_i32(c, N, a, lda, A_TRANSPOSED, b, ldb, B_TRANSPOSED, M, N, K);
-  } else if constexpr (std::is_same_v<C, double>) {
-    dot_f64(c, N, a, lda, A_TRANSPOSED, b, ldb, B_TRANSPOSED, M, N, K);
-  } else {
-    dot_f32(c, N, a, lda, A_TRANSPOSED, b, ldb, B_TRANSPOSED, M, N, K);
+TCPU_INLINE void dot(C* c, A&& a, B&& b) {
+  const int64_t b_columns = columns_of(b);
+  int64_t depth = A_TRANSPOSED ? K : columns_of(a);
+  if (B_TRANSPOSED && b_columns > depth) {
+    depth = b_columns;
   }
+  if (!B_TRANSPOSED && depth < K) {
+    depth = K;
+  }
+  const int64_t columns = B_TRANSPOSED ? N : b_columns;
+  dot_any<C>(c, N, with_columns(a, depth), A_TRANSPOSED, with_columns(b, B_TRANSPOSED ? depth : columns), B_TRANSPOSED,
+             M, N, depth, columns);
 }
 
 #define TCPU_SCALAR_COMPARE(NAME, CONDITION)  \

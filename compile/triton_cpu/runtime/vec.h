@@ -52,6 +52,7 @@
 #endif
 
 #define TCPU_INLINE static inline __attribute__((always_inline))
+#define TCPU_MEMBER inline __attribute__((always_inline))
 
 namespace tcpu {
 
