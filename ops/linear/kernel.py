@@ -97,6 +97,20 @@ def select_config(num_tokens: int, itemsize: int) -> LinearConfig:
     return LinearConfig(128, 128, 64 // itemsize, num_warps=8, num_stages=3)
 
 
+def select_cpu_config(num_tokens: int, depth: int) -> LinearConfig:
+    """Tiles that read whole rows of x and of the weight, so that the weight streams through memory in order.
+
+    Few tokens are one tile. Many make tiles high enough that arranging a tile of the weight for them costs little.
+
+    Args:
+        num_tokens: rows of x.
+        depth: columns of x.
+    """
+    block_t = min(triton.next_power_of_2(num_tokens), 256)
+    block_k = min(max(triton.next_power_of_2(depth), 16), 4096 if block_t <= 32 else 1024)
+    return LinearConfig(block_t, 64 if block_t <= 64 else 128, block_k, num_warps=1, num_stages=1)
+
+
 _SIGNATURE = {
     "x_ptr": "*bf16",
     "weight_ptr": "*bf16",
@@ -141,7 +155,10 @@ def launch_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
     out = x.new_empty(num_tokens, num_columns)
     if out.numel() == 0:
         return out
-    config = select_config(num_tokens, x.element_size())
+    if x.device.type == "cpu":
+        config = select_cpu_config(num_tokens, depth)
+    else:
+        config = select_config(num_tokens, x.element_size())
     grid = (triton.cdiv(num_tokens, config.block_t) * triton.cdiv(num_columns, config.block_n),)
     _linear_kernel[grid](
         x,

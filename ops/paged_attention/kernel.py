@@ -173,6 +173,14 @@ def select_config(
     )
 
 
+def select_cpu_config(num_tokens: int, num_sequences: int, head_size: int, group: int) -> PagedAttentionConfig:
+    """Tile sizes: as many rows as heads share a KV head for decode, enough to be worth loading keys for prefill."""
+    prefill = num_tokens >= PREFILL_QUERIES * num_sequences
+    block_m = max(64 if prefill else 1, triton.next_power_of_2(group))
+    block_d = max(triton.next_power_of_2(head_size), SMALLEST_TILE)
+    return PagedAttentionConfig(block_m // group, block_m, 64, block_d, num_warps=1, num_stages=1)
+
+
 def _compile_case(num_tokens: int, head_size: int, group: int, dtype: torch.dtype, type_name: str) -> CompileCase:
     config = select_config(num_tokens, 16, head_size, group, dtype)
     pointers = {f"{name}_ptr": type_name for name in ("query", "key_cache", "value_cache")}
@@ -221,7 +229,11 @@ def launch_paged_attention(
     if num_tokens == 0 or num_sequences == 0:
         return
     group = num_heads // num_kv_heads
-    config = select_config(num_tokens, num_sequences, head_size, group, query.dtype)
+    group = num_heads // num_kv_heads
+    if query.device.type == "cpu":
+        config = select_cpu_config(num_tokens, num_sequences, head_size, group)
+    else:
+        config = select_config(num_tokens, num_sequences, head_size, group, query.dtype)
     _paged_attention_kernel[(num_tokens // config.block_q + num_sequences, num_kv_heads)](
         query,
         key_cache,
