@@ -159,6 +159,9 @@ def kernel_flags(compiler: Compiler, instruction_set: str, fp_fusion: bool) -> t
     """All flags of a kernel's compilation but for include paths. fp_fusion: whether a * b + c may round once."""
     flags = [*_KERNEL_FLAGS, *instruction_flags(instruction_set)]
     flags.append("-ffp-contract=fast" if fp_fusion else "-ffp-contract=off")
+    if not compiler.is_clang:
+        # g++ 12 otherwise takes one scalar for another after it has threaded a branch between two of them.
+        flags.append("-fno-thread-jumps")
     without_avx512 = instruction_set == "native" and "avx2" in cpu_features() and "avx512f" not in cpu_features()
     if (instruction_set == "avx2" or without_avx512) and not compiler.is_clang and compiler.major_version >= 12:
         # Vectors of two registers are otherwise copied through general ones, several times slower.

@@ -227,3 +227,21 @@ def test_a_branch_that_does_not_run_leaves_nothing_undone(n, wanted):
     x, out = torch.randn(n), torch.empty(1)
     _reduced_in_a_branch[(1,)](x, out, wanted, n)
     torch.testing.assert_close(out[0], (x + 1).sum() * wanted + (x + 1).max(), rtol=1e-4, atol=1e-5)
+
+
+@triton.jit
+def _scalar_beside_a_choice(x_ptr, sum_ptr, chosen_ptr):
+    one, lanes = tl.arange(0, 1), tl.arange(0, 16)
+    three = tl.full((1, 1), 3.0, tl.float32)
+    for i in range(0, 31, 16):
+        x = tl.load(x_ptr + i * 16 + lanes[:, None] + one[None, :], mask=lanes[:, None] < 48 - i * 32, other=0)
+        total = three + tl.sum(tl.max(x, axis=0))
+        chosen = tl.max(tl.where((i + one)[:, None] <= i - i * 16, total, 1.0))
+        tl.store(chosen_ptr + i, chosen)
+        tl.store(sum_ptr + i + one[:, None] + one[None, :], total)
+
+
+def test_a_scalar_is_stored_as_it_is_beside_a_choice_that_takes_another():
+    total, chosen = torch.zeros(17), torch.zeros(17)
+    _scalar_beside_a_choice[(1,)](torch.full((512,), 5.0), total, chosen)
+    assert total[::16].tolist() == [8, 3] and chosen[::16].tolist() == [8, 1]
