@@ -317,4 +317,5 @@ _NO_RESULT = {
     "gpu.barrier",
     "ttg.barrier",
     "ttg.local_barrier",
+    "llvm.intr.assume",
 }

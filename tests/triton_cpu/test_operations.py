@@ -5,8 +5,6 @@ import torch
 import triton
 import triton.language as tl
 
-from vllm_triton.compile.triton_cpu.ir import UnsupportedOperationError
-
 
 @triton.jit
 def _reductions(x_ptr, row_sum_ptr, column_max_ptr, argmax_ptr, total_ptr, M: tl.constexpr, N: tl.constexpr):
@@ -27,36 +25,6 @@ def test_reductions_along_every_axis(m, n):
     torch.testing.assert_close(row_sum, x.sum(1))
     assert torch.equal(column_max, x.amax(0)) and torch.equal(argmax.long(), x.argmax(1))
     torch.testing.assert_close(total[0], x.sum(), rtol=1e-4, atol=1e-5)
-
-
-@triton.jit
-def _multiply_and_add(left_a, left_b, right_a, right_b):
-    return left_a * right_a, left_b * right_a + right_b
-
-
-@triton.jit
-def _scans(x_ptr, sum_ptr, reverse_ptr, linear_ptr, M: tl.constexpr, N: tl.constexpr):
-    rows, columns = tl.arange(0, M)[:, None], tl.arange(0, N)[None, :]
-    x = tl.load(x_ptr + rows * N + columns)
-    tl.store(sum_ptr + rows * N + columns, tl.cumsum(x, axis=1))
-    tl.store(reverse_ptr + rows * N + columns, tl.cumsum(x, axis=0, reverse=True))
-    half = tl.full([M, N], 0.5, dtype=tl.float32)
-    _, state = tl.associative_scan((half, x), 1, _multiply_and_add)
-    tl.store(linear_ptr + rows * N + columns, state)
-
-
-@pytest.mark.parametrize("m, n", [(1, 2), (4, 8), (2, 64)])
-def test_scans(m, n):
-    x = torch.randn(m, n)
-    sums, backwards, linear = (torch.empty(m, n) for _ in range(3))
-    _scans[(1,)](x, sums, backwards, linear, m, n)
-    torch.testing.assert_close(sums, x.cumsum(1))
-    torch.testing.assert_close(backwards, x.flip(0).cumsum(0).flip(0))
-    state, expected = torch.zeros(m), []
-    for column in x.T:
-        state = 0.5 * state + column
-        expected.append(state)
-    torch.testing.assert_close(linear, torch.stack(expected, 1))
 
 
 @triton.jit
@@ -185,16 +153,6 @@ def test_indirect_loads(d):
     out = torch.empty(8, d)
     _gather_rows[(1,)](x, index, out, 8, d)
     assert torch.equal(out, x[index])
-
-
-@triton.jit
-def _adds_atomically(x_ptr):
-    tl.atomic_add(x_ptr, 1)
-
-
-def test_what_is_not_covered_is_named_with_its_line():
-    with pytest.raises(UnsupportedOperationError, match=r"test_operations\.py:\d+: tt\.atomic_rmw"):
-        _adds_atomically[(1,)](torch.zeros(1, dtype=torch.int32))
 
 
 @triton.jit

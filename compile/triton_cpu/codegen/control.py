@@ -1,5 +1,6 @@
 """Control flow: loops, branches, blocks. Values that move between blocks are moved at once, as if in parallel."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from vllm_triton.compile.triton_cpu.codegen import elementwise
@@ -14,7 +15,7 @@ def unsupported_function(function: Function, what: str) -> UnsupportedOperationE
     return UnsupportedOperationError(f"kernel {function.name}: the CPU backend does not cover {what}")
 
 
-def _receive(generator: "Generator", values: list[Value]) -> None:
+def receive(generator: "Generator", values: list[Value]) -> None:
     """Variables and buffers for the arguments of a block or the results of an operation."""
     for value in values:
         if value.type.is_tensor:
@@ -76,7 +77,7 @@ def _is_update(source: Value, target: Value) -> bool:
 def emit_for(generator: "Generator", operation: Operation) -> None:
     low, high, step, *initial = operation.operands
     index, *carried = operation.regions[0].block.arguments
-    _receive(generator, carried)
+    receive(generator, carried)
     _initialise(generator, initial, carried)
     variable = generator.names.new("n")
     generator.scalars[index] = generator.scalars[low].__class__(variable, index.type.element, 0)
@@ -110,7 +111,7 @@ def _alias(generator: "Generator", results: list[Value], carried: list[Value]) -
 
 
 def emit_if(generator: "Generator", operation: Operation) -> None:
-    _receive(generator, operation.results)
+    receive(generator, operation.results)
     generator.lines.append(f"if ({generator.scalar(operation.operands[0]).text}) {{")
     for number, region in enumerate(operation.regions):
         if number:
@@ -122,8 +123,8 @@ def emit_if(generator: "Generator", operation: Operation) -> None:
 
 def emit_while(generator: "Generator", operation: Operation) -> None:
     before, after = (region.block for region in operation.regions)
-    _receive(generator, before.arguments)
-    _receive(generator, after.arguments)
+    receive(generator, before.arguments)
+    receive(generator, after.arguments)
     _initialise(generator, operation.operands, before.arguments)
     generator.lines.append("for (;;) {")
     generator.block(before)
@@ -136,12 +137,15 @@ def emit_while(generator: "Generator", operation: Operation) -> None:
     _alias(generator, operation.results, after.arguments)
 
 
-def emit_blocks(generator: "Generator", region: Region) -> None:
-    """The body of a function: blocks that branch to one another."""
+def emit_blocks(generator: "Generator", region: Region, finish: Callable[[Operation], None]) -> None:
+    """Blocks that branch to one another, from the first one on.
+
+    finish: writes what ends the region, given the terminator of a block that leaves it.
+    """
     labels = {block.label: generator.names.new("block_") for block in region.blocks}
     by_label = {block.label: block for block in region.blocks}
     for block in region.blocks[1:]:
-        _receive(generator, block.arguments)
+        receive(generator, block.arguments)
     for number, block in enumerate(region.blocks):
         if number:
             generator.lines.append(f"{labels[block.label]}:;")
@@ -151,8 +155,8 @@ def emit_blocks(generator: "Generator", region: Region) -> None:
         jumps = []
         for label, values in terminator.successors:
             jumps.append((labels[label], values, by_label[label].arguments))
-        if terminator.name == "tt.return":
-            generator.lines.append("return;")
+        if terminator.name in ("tt.return", "tt.map_elementwise.return"):
+            finish(terminator)
         elif terminator.name == "cf.br":
             _jump(generator, *jumps[0])
         elif terminator.name == "cf.cond_br":

@@ -258,21 +258,25 @@ def _convert(operation: Operation, operand: Expression) -> Expression:
     if to == "i1":  # trunci keeps the lowest bit
         text = f"tcpu::cmp_ne({text} & 1, {text} & 0)" if is_vector else f"(({text}) & 1)"
         return Expression(text, to, operand.level, "vector" if is_vector else "uniform")
-    if _rounds_toward_zero(operation):
-        raise operation.unsupported("rounding toward zero")
     target = UNSIGNED[to] if name == "arith.fptoui" else STORAGE[to]
     if target != lane:
-        text = f"tcpu::convert<{lane}, {target}>({text})"
+        function = "truncate" if _rounds_toward_zero(operation) else "convert"
+        text = f"tcpu::{function}<{lane}, {target}>({text})"
     if name == "arith.fptoui":
         text = expressions.signed(text, to, is_vector)
     return Expression(text, to, operand.level, "vector" if is_vector else "uniform")
+
+
+def _rounds_toward_zero(operation: Operation) -> bool:
+    return "rtz" in (operation.attributes.get("rounding"), *operation.words)
 
 
 def _bitcast(operation: Operation, operand: Expression) -> Expression:
     to, source = operation.result.type.element, operand.element
     if to == "ptr" and source == "ptr":
         # Element counts change with the pointee: fall back to the address.
-        return operand if operand.base is None else _address(operand, operation)
+        is_same = operand.base is None or operation.operands[0].type == operation.result.type
+        return operand if is_same else _address(operand, operation)
     if operation.operands[0].type.element == to:
         return operand
     is_vector = not operand.is_uniform

@@ -6,29 +6,29 @@ gives them memory (`materialise`). What is a statement of its own, a store, a re
 
 from dataclasses import dataclass
 
-from vllm_triton.compile.triton_cpu.codegen import control, elementwise, expressions, memory, products, reductions
+from vllm_triton.compile.triton_cpu.codegen import (
+    atomics,
+    control,
+    elementwise,
+    expressions,
+    functions,
+    memory,
+    products,
+    rearranging,
+    reductions,
+    scans,
+)
 from vllm_triton.compile.triton_cpu.codegen.expressions import Expression, as_vector, lane_indices, uniform
 from vllm_triton.compile.triton_cpu.codegen.nest import Names, Nest
 from vllm_triton.compile.triton_cpu.codegen.plan import VIEWS, Plan
 from vllm_triton.compile.triton_cpu.codegen.types import LANES, STORAGE, WIDTH, literal, scalar, shape_of
 from vllm_triton.compile.triton_cpu.ir import Block, Function, Operation, Type, Value
-from vllm_triton.compile.triton_cpu.parser import parse
 
 # A program's buffers live on its thread's stack.
 LARGEST_FRAME = 4 << 20
 _PROGRAM = {"x": "pid_x", "y": "pid_y", "z": "pid_z"}
 _NUM_PROGRAMS = {"x": "num_x", "y": "num_y", "z": "num_z"}
 Indices = tuple[Expression, ...]
-
-
-def generate(ttir: str) -> str:
-    """C++ that exports `void <kernel>(const uint64_t* args, pid_x, pid_y, pid_z, num_x, num_y, num_z)`.
-
-    args holds 8 bytes for each argument of the kernel: an address, a sign-extended integer, or a float's bits.
-
-    Raises: UnsupportedOperationError, ParseError.
-    """
-    return Generator(parse(ttir).kernel).source()
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,21 @@ class Buffer:
     def storage(self) -> str:
         return STORAGE[self.element]
 
+    def item(self, offset: str) -> str:
+        """C++ of one element as a scalar."""
+        text = f"tcpu::load_scalar<{self.storage}>({self.name} + {offset})"
+        return f"({text} != 0)" if self.element == "i1" else text
+
 
 class Generator:
-    def __init__(self, function: Function):
+    """Writes the body of one function.
+
+    program: the functions that it may call.
+    """
+
+    def __init__(self, function: Function, program: "functions.Program"):
         self.function = function
+        self.program = program
         self.names = Names()
         self.plan = Plan(function.body)
         self.scalars: dict[Value, Expression] = {}
@@ -56,36 +67,9 @@ class Generator:
         self.lines: list[str] = []
         self.frame = 0
 
-    def source(self) -> str:
-        for index, argument in enumerate(self.function.arguments):
-            self._argument(index, argument)
-        control.emit_blocks(self, self.function.body)
-        arguments = "const uint64_t* args, " + ", ".join(
-            f"int32_t {name}" for name in (*_PROGRAM.values(), *_NUM_PROGRAMS.values())
-        )
-        body = "\n".join([*self.declarations, *self.lines])
-        return (
-            '#include "kernel.h"\n\n'
-            f'extern "C" void {self.function.name}({arguments}) {{\n'
-            "(void)args, (void)pid_x, (void)pid_y, (void)pid_z, (void)num_x, (void)num_y, (void)num_z;\n"
-            f"{body}\n}}\n"
-        )
-
-    def _argument(self, index: int, argument: Value) -> None:
-        type_ = argument.type
-        if type_.is_tensor:
-            raise control.unsupported_function(self.function, f"the argument {argument.name} of type {type_}")
-        name = self.names.new("a")
-        if type_.is_pointer:
-            self.declarations.append(f"auto* {name} = ({STORAGE[type_.pointee or 'i8']}*)args[{index}];")
-        else:
-            self.declarations.append(
-                f"const {scalar(type_.element)} {name} = tcpu::argument<{scalar(type_.element)}>(args[{index}]);"
-            )
-        self.scalars[argument] = self._scalar(name, type_)
-
     @staticmethod
-    def _scalar(name: str, type_: Type) -> Expression:
+    def variable(name: str, type_: Type) -> Expression:
+        """A scalar that a C++ variable holds."""
         return Expression("0", "ptr", 0, base=name) if type_.is_pointer else uniform(name, type_.element)
 
     # Declarations
@@ -95,14 +79,20 @@ class Generator:
         name = self.names.new("s")
         c_type = f"{STORAGE[type_.pointee or 'i8']}*" if type_.is_pointer else scalar(type_.element)
         self.declarations.append(f"{c_type} {name};")
-        return self._scalar(name, type_)
+        return self.variable(name, type_)
 
     def assign(self, target: Expression, value: Expression, type_: Type) -> None:
-        if type_.is_pointer:
-            storage = STORAGE[type_.pointee or "i8"]
-            self.lines.append(f"{target.base} = {memory.address(value, storage)};")
-        else:
-            self.lines.append(f"{target.text} = {value.text};")
+        self.lines.append(f"{target.base or target.text} = {self.text(value, type_)};")
+
+    @staticmethod
+    def text(value: Expression, type_: Type) -> str:
+        """A scalar in C++."""
+        return memory.address(value, STORAGE[type_.pointee or "i8"]) if type_.is_pointer else value.text
+
+    @staticmethod
+    def buffer(name: str, type_: Type) -> Buffer:
+        """A tensor in memory that is there already."""
+        return Buffer(name, type_.element, shape_of(type_))
 
     def new_buffer(self, type_: Type) -> Buffer:
         element, shape = type_.element, shape_of(type_)
@@ -144,9 +134,7 @@ class Generator:
         if operation.name == "tt.load":
             return self._load(operation, indices, nest)
         if operation.name in elementwise.NAMES:
-            operands = [
-                self.evaluate(operand, self._matching(operand, indices), nest) for operand in operation.operands
-            ]
+            operands = [self.operand(operand, indices, nest) for operand in operation.operands]
             if operation.name == "arith.select":
                 operands[0] = nest.condition(operands[0])
             if operation.name == "arith.select" and value.type.is_pointer:
@@ -155,9 +143,9 @@ class Generator:
             return elementwise.compute(operation, operands)
         raise operation.unsupported()
 
-    @staticmethod
-    def _matching(operand: Value, indices: Indices) -> Indices:
-        return indices if operand.type.is_tensor else ()
+    def operand(self, value: Value, indices: Indices, nest: Nest) -> Expression:
+        """An operand of an operation over `indices`: it may be a scalar."""
+        return self.evaluate(value, indices if value.type.is_tensor else (), nest)
 
     def read(self, buffer: Buffer, indices: Indices, nest: Nest) -> Expression:
         """From a buffer, whose padding may be read."""
@@ -170,8 +158,8 @@ class Generator:
 
     def _view(self, operation: Operation, value: Value, indices: Indices, nest: Nest) -> Expression:
         name, shape = operation.name, value.type.shape or ()
-        if name == "arith.constant":
-            return uniform(literal(operation.attributes["value"], value.type.element), value.type.element)
+        if name in ("arith.constant", "ub.poison"):  # poison: any value will do
+            return uniform(literal(operation.attributes.get("value", 0), value.type.element), value.type.element)
         source = operation.operands[0] if operation.operands else value
         source_shape = source.type.shape or ()
         if name == "tt.make_range":
@@ -204,8 +192,8 @@ class Generator:
             sides = [self.evaluate(operand, indices[:-1], nest) for operand in operation.operands]
             return self._choose(indices[-1], sides)
         if name == "tt.addptr":
-            pointer = self.evaluate(source, self._matching(source, indices), nest)
-            offset = self.evaluate(operation.operands[1], self._matching(operation.operands[1], indices), nest)
+            pointer = self.operand(source, indices, nest)
+            offset = self.operand(operation.operands[1], indices, nest)
             return memory.advance(pointer, offset, source.type.pointee or "i8")
         raise operation.unsupported()
 
@@ -222,9 +210,7 @@ class Generator:
         )
 
     def _load(self, operation: Operation, indices: Indices, nest: Nest) -> Expression:
-        pointer, *rest = [
-            self.evaluate(operand, self._matching(operand, indices), nest) for operand in operation.operands
-        ]
+        pointer, *rest = [self.operand(operand, indices, nest) for operand in operation.operands]
         pointee = operation.operands[0].type.pointee or "i8"
         mask, other = [*rest, None, None][:2]
         return memory.load(memory.access(pointer, pointee, mask, nest), other)
@@ -307,6 +293,9 @@ class Generator:
             self.lines.append(f"tcpu::store_scalar<{buffer.storage}>({buffer.name} + {index}, {text});")
         return buffer
 
+    def nothing(self, operation: Operation) -> None:
+        """Operations that only inform or synchronise: a program is one thread."""
+
     def program_id(self, operation: Operation) -> None:
         names = _PROGRAM if operation.name == "tt.get_program_id" else _NUM_PROGRAMS
         axis = next(word for word in operation.words if word in names)
@@ -316,11 +305,8 @@ class Generator:
         pointer, value = operation.operands[:2]
         nest = Nest(value.type.shape or (), self.names)
         indices = tuple(nest.indices)
-        stored, rounds = self._to_store(value, self._matching(value, indices), nest)
-        place, *masks = [
-            self.evaluate(operand, self._matching(operand, indices), nest)
-            for operand in (pointer, *operation.operands[2:])
-        ]
+        stored, rounds = self._to_store(value, indices if value.type.is_tensor else (), nest)
+        place, *masks = [self.operand(operand, indices, nest) for operand in (pointer, *operation.operands[2:])]
         where = memory.access(place, pointer.type.pointee or "i8", masks[0] if masks else None, nest)
         text, _ = memory.store(where, stored, rounds)
         nest.emit(text)
@@ -331,10 +317,20 @@ _STATEMENTS = {
     "tt.get_program_id": Generator.program_id,
     "tt.get_num_programs": Generator.program_id,
     "tt.store": Generator.store,
+    "tt.atomic_rmw": atomics.emit_atomic,
+    "tt.atomic_cas": atomics.emit_atomic,
     "tt.reduce": reductions.emit_reduce,
-    "tt.scan": reductions.emit_scan,
+    "tt.scan": scans.emit_scan,
+    "tt.gather": rearranging.emit_gather,
+    "tt.histogram": rearranging.emit_histogram,
+    "tt.cat": rearranging.emit_cat,
+    "tt.map_elementwise": rearranging.emit_map,
     "tt.dot": products.emit_dot,
     "scf.for": control.emit_for,
     "scf.if": control.emit_if,
     "scf.while": control.emit_while,
+    "tt.call": functions.emit_call,
+    "llvm.intr.assume": Generator.nothing,
+    "ttg.barrier": Generator.nothing,
+    "gpu.barrier": Generator.nothing,
 }

@@ -10,7 +10,7 @@ from vllm_triton.compile.triton_cpu.ir import Block, Operation, Region, Value
 # Computed where they are read, at no cost.
 VIEWS = frozenset(
     {"tt.splat", "tt.expand_dims", "tt.broadcast", "tt.reshape", "tt.trans", "tt.make_range", "arith.constant"}
-    | {"tt.join", "tt.split", "tt.unsplat", "tt.addptr"}
+    | {"tt.join", "tt.split", "tt.unsplat", "tt.addptr", "ub.poison"}
 )
 SIDE_EFFECTS = frozenset(["tt.store", "tt.atomic_rmw", "tt.atomic_cas", "tt.print", "tt.assert", "tt.call"])
 # More than this, and a second reader finds the value in memory.

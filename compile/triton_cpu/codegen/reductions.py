@@ -1,4 +1,4 @@
-"""Reductions and scans with any combining region and several operands."""
+"""Reductions with any combining region and several operands."""
 
 from typing import TYPE_CHECKING
 
@@ -28,14 +28,17 @@ def emit_reduce(generator: "Generator", operation: Operation) -> None:
         _reduce_elements(generator, operation, shape, axis, targets)
 
 
-def _combine(
+def combine(
     generator: "Generator", nest: Nest, block: Block, left: list[str], right: list[str], kind: str
 ) -> list[Expression]:
     """The combining region at the innermost depth of a nest, for lanes or for scalars."""
-    nest.memo = dict(nest.memo)
+    outside = nest.memo
+    nest.memo = dict(outside)
     for argument, text in zip(block.arguments, [*left, *right], strict=True):
         nest.memo[argument, ()] = Expression(text, argument.type.element, nest.depth, kind)  # type: ignore[arg-type]
-    return [generator.evaluate(operand, (), nest) for operand in block.terminator.operands]
+    found = [generator.evaluate(operand, (), nest) for operand in block.terminator.operands]
+    nest.memo = outside  # the region's values are others at its next use
+    return found
 
 
 def _reduce_lanes(
@@ -68,8 +71,8 @@ def _accumulate(
         nest.emit(first)
         return outer, partial
     nest.emit(f"if ({nest.indices[axis].text} == 0) {{ {first} }} else {{")
-    combined = _combine(generator, nest, operation.regions[0].block, partial, current, "vector")
-    _set_together(nest, partial, [as_vector(value) for value in combined])
+    combined = combine(generator, nest, operation.regions[0].block, partial, current, "vector")
+    set_together(nest, partial, [as_vector(value) for value in combined])
     nest.emit("}")
     return outer, partial
 
@@ -87,8 +90,8 @@ def _finish_lanes(
     for distance in (8, 4, 2, 1):
         finish = Nest((), generator.names)
         moved = [f"tcpu::shift_down<{distance}>({name})" for name in partial]
-        combined = _combine(generator, finish, operation.regions[0].block, partial, moved, "vector")
-        _set_together(finish, partial, [as_vector(value) for value in combined])
+        combined = combine(generator, finish, operation.regions[0].block, partial, moved, "vector")
+        set_together(finish, partial, [as_vector(value) for value in combined])
         for line in finish.lines():
             nest.emit_after(line, outer)
     index = nest.flat_index(
@@ -100,7 +103,7 @@ def _finish_lanes(
     generator.lines += nest.lines()
 
 
-def _set_together(nest: Nest, places: list[str], texts: list[str]) -> None:
+def set_together(nest: Nest, places: list[str], texts: list[str]) -> None:
     fresh = [nest.names.new("c") for _ in places]
     for new, text in zip(fresh, texts, strict=True):
         nest.emit(f"const auto {new} = {text};")
@@ -112,7 +115,7 @@ def _without(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
     return shape[:axis] + shape[axis + 1 :]
 
 
-def _scalar_walk(
+def scalar_walk(
     generator: "Generator", operation: Operation, shape: tuple[int, ...], axis: int
 ) -> tuple[list["Buffer"], str, str, list[str], list[str]]:
     """Operands in memory, and a row of loops over all elements that share no axis but `axis`."""
@@ -130,11 +133,6 @@ def _scalar_walk(
     return buffers, " + ".join(offset), " + ".join(result_offset), opening, ["}"] * len(opening)
 
 
-def _element(buffer: "Buffer", offset: str) -> str:
-    read = f"tcpu::load_scalar<{buffer.storage}>({buffer.name} + {offset})"
-    return f"({read} != 0)" if buffer.element == "i1" else read
-
-
 def _reduce_elements(
     generator: "Generator", operation: Operation, shape: tuple[int, ...], axis: int, targets: list[str]
 ) -> None:
@@ -143,19 +141,19 @@ def _reduce_elements(
     if lane is not None and operation.results[0].type.is_tensor:
         _reduce_across(generator, operation, shape, axis)
         return
-    buffers, offset, result_offset, opening, closing = _scalar_walk(generator, operation, shape, axis)
+    buffers, offset, result_offset, opening, closing = scalar_walk(generator, operation, shape, axis)
     stride = strides(shape)[axis]
     elements = [operand.type.element for operand in operation.operands]
     partial = [generator.names.new("r") for _ in elements]
     step = generator.names.new("i")
     lines = list(opening)
     for name, element, buffer in zip(partial, elements, buffers, strict=True):
-        lines.append(f"{scalar(element)} {name} = {_element(buffer, offset)};")
+        lines.append(f"{scalar(element)} {name} = {buffer.item(offset)};")
     lines.append(f"for (int32_t {step} = 1; {step} < {shape[axis]}; ++{step}) {{")
     nest = Nest((), generator.names)
-    right = [_element(buffer, f"{offset} + {step} * {stride}") for buffer in buffers]
-    combined = _combine(generator, nest, operation.regions[0].block, partial, right, "uniform")
-    _set_together(nest, partial, [value.text for value in combined])
+    right = [buffer.item(f"{offset} + {step} * {stride}") for buffer in buffers]
+    combined = combine(generator, nest, operation.regions[0].block, partial, right, "uniform")
+    set_together(nest, partial, [value.text for value in combined])
     lines += [*nest.lines(), "}"]
     for target, name in zip(targets, partial, strict=True):
         place = f"{target} + {result_offset}" if operation.results[0].type.is_tensor else target
@@ -175,30 +173,3 @@ def _reduce_across(generator: "Generator", operation: Operation, shape: tuple[in
         buffer = generator.buffers[result]
         nest.emit_after(f"tcpu::store<{buffer.storage}>({buffer.name} + {index.text}, {name});", outer)
     generator.lines += nest.lines()
-
-
-def emit_scan(generator: "Generator", operation: Operation) -> None:
-    """Element by element along the axis, from either end."""
-    shape, axis = shape_of(operation.operands[0].type), operation.attributes["axis"]
-    buffers, offset, _, opening, closing = _scalar_walk(generator, operation, shape, axis)
-    targets = []
-    for result in operation.results:
-        generator.buffers[result] = generator.new_buffer(result.type)
-        targets.append(generator.buffers[result])
-    stride, extent = strides(shape)[axis], shape[axis]
-    step = generator.names.new("i")
-    at = f"{extent - 1} - {step}" if operation.attributes.get("reverse") else step
-    place = f"{offset} + ({at}) * {stride}"
-    elements = [operand.type.element for operand in operation.operands]
-    partial = [generator.names.new("r") for _ in elements]
-    lines = [*opening, *(f"{scalar(element)} {name}{{}};" for name, element in zip(partial, elements, strict=True))]
-    lines.append(f"for (int32_t {step} = 0; {step} < {extent}; ++{step}) {{")
-    current = [_element(buffer, place) for buffer in buffers]
-    nest = Nest((), generator.names)
-    combined = _combine(generator, nest, operation.regions[0].block, partial, current, "uniform")
-    _set_together(nest, partial, [value.text for value in combined])
-    firsts = " ".join(f"{name} = {text};" for name, text in zip(partial, current, strict=True))
-    lines += [f"if ({step} == 0) {{ {firsts} }} else", *nest.lines()]
-    for target, name in zip(targets, partial, strict=True):
-        lines.append(f"tcpu::put({target.name} + {place}, {name});")
-    generator.lines += [*lines, "}", *closing]

@@ -56,6 +56,8 @@ def literal(value: int | float | bool, element: str) -> str:
         if value in (float("inf"), float("-inf")):
             return f"({'-' if value < 0 else ''}std::numeric_limits<{name}>::infinity())"
         return f"({name}({float(value).hex()}))"
+    if element == "ptr":
+        return f"(uint64_t({value}))"
     bits = {"i8": 8, "i16": 16, "i32": 32, "i64": 64}[element]
     wrapped = (int(value) + (1 << (bits - 1))) % (1 << bits) - (1 << (bits - 1))
     if wrapped == -(1 << (bits - 1)):  # the number without its sign would not fit

@@ -2,6 +2,7 @@
 //
 //   convert<From, To>(x)      x: reg_t<From>, vector or scalar; returns reg_t<To>. A small float stays a float in its
 //                             register, rounded (nearest even) to the values that To can hold
+//   truncate<From, To>(x)     the same, rounded toward zero; To is a small float
 //   encode<Storage>(vec<float>)   the bits of a small float: vec<uint16_t> or vec<uint8_t>
 //   decode<Storage>(bits)         and back, exactly
 //   small_to_bits<Storage>(x) bits_to_small<Storage>(bits)   the same for vectors and scalars, bits as signed integers
@@ -161,6 +162,27 @@ TCPU_INLINE reg_t<To> convert(reg_t<From> x) {
   } else {
     return convert<From, To>(splat(x))[0];
   }
+}
+
+// A nearest value that went too far from zero is one bit pattern too large: infinity becomes the largest number.
+template <class From, class To>
+TCPU_INLINE vec<float> truncate(vec<reg_t<From>> x) {
+  vec<float> exact;
+  if constexpr (std::is_same_v<reg_t<From>, double>) {
+    exact = narrow_to_odd(x);
+  } else {
+    exact = x;
+  }
+  const vec<bits_t<To>> nearest = encode<To>(exact);
+  const auto magnitude = [](vec<float> v) { return (vec<uint32_t>)v & 0x7fffffffu; };
+  const vec<uint32_t> reached = magnitude(decode<To>(nearest)), wanted = magnitude(exact);
+  const mask too_far = cmp_gt(reached, wanted) & cmp_le(wanted, splat(0x7f800000u));
+  return decode<To>((vec<bits_t<To>>)(nearest + convert_lanes<bits_t<To>>(too_far)));
+}
+
+template <class From, class To>
+TCPU_INLINE float truncate(reg_t<From> x) {
+  return truncate<From, To>(splat(x))[0];
 }
 
 template <class Storage, class V>

@@ -1,6 +1,7 @@
 // One vector to one scalar, always in the same tree order: lanes 8 apart, then 4, 2, 1.
 //
-//   shift_down<K>(v)      lane i holds lane i + K; the other lanes are unspecified. K is 1, 2, 4 or 8
+//   shift_down<K>(v)      lane i holds lane i + K, for i < K; the other lanes are unspecified. K is 1, 2, 4 or 8
+//   shift_lanes<K>(v)     lane i holds lane i - K; where there is none, it is unspecified. K from -15 to 15
 //   reduce(v, fn)         fn(vec, vec) -> vec combines lane by lane; returns lane 0 at the end
 //   sum(v)  maximum_lane(v)  minimum_lane(v)      floats: lanes that are NaN are passed over, as maxnum and minnum do
 //   any(mask) all(mask)
@@ -51,6 +52,20 @@ TCPU_INLINE V shift_down(V v) {
     p.part[0] = rotate_piece<K>(p.part[0]);
   }
   return p.whole;
+}
+
+template <int K, class V>
+TCPU_INLINE V shift_lanes(V v) {
+#if defined(__clang__)
+#define TCPU_FROM(I) ((I) - K + 32) % 32
+  return __builtin_shufflevector(v, v, TCPU_FROM(0), TCPU_FROM(1), TCPU_FROM(2), TCPU_FROM(3), TCPU_FROM(4),
+                                 TCPU_FROM(5), TCPU_FROM(6), TCPU_FROM(7), TCPU_FROM(8), TCPU_FROM(9), TCPU_FROM(10),
+                                 TCPU_FROM(11), TCPU_FROM(12), TCPU_FROM(13), TCPU_FROM(14), TCPU_FROM(15));
+#undef TCPU_FROM
+#else
+  using S = signed_of<element_t<V>>;
+  return __builtin_shuffle(v, iota<S>() - (S)K);
+#endif
 }
 
 template <class V, class Fn>

@@ -7,6 +7,7 @@
 
 #include "access.h"
 #include "arithmetic.h"
+#include "atomic.h"
 #include "convert.h"
 #include "dot.h"
 #include "elementary.h"

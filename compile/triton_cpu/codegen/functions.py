@@ -1,0 +1,130 @@
+"""Functions in C++: the kernel, which Triton's launch calls, and those that it calls because they were not inlined.
+
+A called function takes scalars by value; it writes its results where the caller says: scalars through pointers to them,
+tensors into the caller's buffers. It returns nothing itself.
+"""
+
+from typing import TYPE_CHECKING
+
+from vllm_triton.compile.triton_cpu.codegen import control
+from vllm_triton.compile.triton_cpu.codegen.types import STORAGE, scalar
+from vllm_triton.compile.triton_cpu.ir import Function, Module, Operation, Type
+from vllm_triton.compile.triton_cpu.parser import parse
+
+if TYPE_CHECKING:
+    from vllm_triton.compile.triton_cpu.codegen.kernel import Generator
+
+_PROGRAM = ("pid_x", "pid_y", "pid_z", "num_x", "num_y", "num_z")
+
+
+def generate(ttir: str) -> str:
+    """C++ that exports `void <kernel>(const uint64_t* args, pid_x, pid_y, pid_z, num_x, num_y, num_z)`.
+
+    args holds 8 bytes for each argument of the kernel: an address, a sign-extended integer, or a float's bits.
+
+    Raises: UnsupportedOperationError, ParseError.
+    """
+    return Program(parse(ttir)).source()
+
+
+class Program:
+    """A kernel and the functions that it calls."""
+
+    def __init__(self, module: Module):
+        self.kernel = module.kernel
+        self.called = {
+            name: f"function_{number}" for number, name in enumerate(module.functions) if name != self.kernel.name
+        }
+        self.functions = module.functions
+
+    def source(self) -> str:
+        heads = [f"static {self._head(name)};" for name in self.called]
+        bodies = [self._called(self.functions[name]) for name in self.called]
+        return "\n".join(['#include "kernel.h"\n', *heads, *bodies, self._kernel()]) + "\n"
+
+    def _kernel(self) -> str:
+        generator = self._generator(self.kernel)
+        for index, argument in enumerate(self.kernel.arguments):
+            type_ = argument.type
+            self._refuse_tensors(self.kernel, type_)
+            name = generator.names.new("a")
+            if type_.is_pointer:
+                text = f"auto* {name} = ({_c_type(type_)})args[{index}];"
+            else:
+                text = f"const {_c_type(type_)} {name} = tcpu::argument<{_c_type(type_)}>(args[{index}]);"
+            generator.declarations.append(text)
+            generator.scalars[argument] = generator.variable(name, type_)
+        control.emit_blocks(generator, self.kernel.body, lambda terminator: generator.lines.append("return;"))
+        return f'extern "C" void {self.kernel.name}({_parameters()}) {{\n{_body(generator)}\n}}'
+
+    def _called(self, function: Function) -> str:
+        generator = self._generator(function)
+        for argument, name in zip(function.arguments, _names("in", function.arguments), strict=True):
+            generator.scalars[argument] = generator.variable(name, argument.type)
+
+        def finish(terminator: Operation) -> None:
+            for value, name in zip(terminator.operands, _names("out", terminator.operands), strict=True):
+                if value.type.is_tensor:
+                    generator.materialise(value, generator.buffer(name, value.type))
+                else:
+                    target = generator.variable(f"(*{name})", value.type)
+                    generator.assign(target, generator.scalar(value), value.type)
+            generator.lines.append("return;")
+
+        control.emit_blocks(generator, function.body, finish)
+        return f"static {self._head(function.name)} {{\n{_body(generator)}\n}}"
+
+    def _head(self, name: str) -> str:
+        function = self.functions[name]
+        parameters = [_parameters()]
+        for argument, parameter in zip(function.arguments, _names("in", function.arguments), strict=True):
+            self._refuse_tensors(function, argument.type)
+            parameters.append(f"{_c_type(argument.type)} {parameter}")
+        for type_, parameter in zip(function.result_types, _names("out", function.result_types), strict=True):
+            parameters.append(f"{STORAGE[type_.element] if type_.is_tensor else _c_type(type_)}* {parameter}")
+        return f"__attribute__((noinline)) void {self.called[name]}({', '.join(parameters)})"
+
+    def _generator(self, function: Function) -> "Generator":
+        from vllm_triton.compile.triton_cpu.codegen.kernel import Generator
+
+        return Generator(function, self)
+
+    @staticmethod
+    def _refuse_tensors(function: Function, type_: Type) -> None:
+        if type_.is_tensor:
+            raise control.unsupported_function(function, f"an argument of type {type_}")
+
+
+def emit_call(generator: "Generator", operation: Operation) -> None:
+    """tt.call."""
+    [symbol] = [word for word in operation.words if word.startswith("@")]
+    arguments = ["args", *_PROGRAM]
+    for operand in operation.operands:
+        value = generator.scalar(operand)
+        arguments.append(generator.text(value, operand.type))
+    for result in operation.results:
+        if result.type.is_tensor:
+            generator.buffers[result] = generator.new_buffer(result.type)
+            arguments.append(generator.buffers[result].name)
+        else:
+            target = generator.scalars[result] = generator.declare(result.type)
+            arguments.append(f"&{target.base or target.text}")
+    name = generator.program.called[symbol[1:].strip('"')]
+    generator.lines.append(f"{name}({', '.join(arguments)});")
+
+
+def _parameters() -> str:
+    return "const uint64_t* args, " + ", ".join(f"int32_t {name}" for name in _PROGRAM)
+
+
+def _body(generator: "Generator") -> str:
+    used = " ".join(f"(void){name};" for name in ("args", *_PROGRAM))
+    return "\n".join([used, *generator.declarations, *generator.lines])
+
+
+def _names(prefix: str, items: list) -> list[str]:
+    return [f"{prefix}_{number}" for number in range(len(items))]
+
+
+def _c_type(type_: Type) -> str:
+    return f"{STORAGE[type_.pointee or 'i8']}*" if type_.is_pointer else scalar(type_.element)
