@@ -98,7 +98,8 @@ class Scanner:
             if self.accept(","):
                 self.next()
             self.expect(">")
-            return Type("ptr", None, pointee.element)
+            # In tensors a bool is a byte; Triton loads and stores it as one.
+            return Type("ptr", None, "i8" if pointee.element == "i1" else pointee.element)
         if kind == "word" and _SCALARS.match(token):
             return Type("i64" if token == "index" else token)
         raise self.error(f"a type after {token!r}")
