@@ -1,4 +1,4 @@
-"""What can go wrong outside of a kernel's own code."""
+"""What can go wrong outside of a kernel's own code, and what a kernel reports."""
 
 
 class TritonCpuError(RuntimeError):
@@ -19,3 +19,16 @@ class RecordingError(TritonCpuError):
 
 class SettingError(TritonCpuError, ValueError):
     """A setting has a value that it does not know, or that this machine cannot follow."""
+
+
+class KernelError(TritonCpuError):
+    """A kernel reported a failure while it ran: names the kernel, the source line and the program. What its programs
+    had stored by then stays."""
+
+
+class KernelAssertionError(KernelError, AssertionError):
+    """A condition of tl.device_assert did not hold."""
+
+
+class OutOfBoundsError(KernelError, IndexError):
+    """An access beyond the tensor that the pointer came from, in a kernel that was compiled with bounds checks."""

@@ -50,7 +50,8 @@ def make_launcher(src: Any, metadata: Any) -> Callable[..., None]:
     """The launcher of one signature: `launch(x, y, z, stream, function, packed metadata, launch metadata, enter hook,
     exit hook, *arguments)`, constexprs among the arguments.
 
-    A launch raises TypeError, ValueError or OverflowError, with the argument's name, for what the kernel cannot take.
+    A launch raises TypeError, ValueError or OverflowError, with the argument's name, for what the kernel cannot take,
+    and KernelError for what the kernel itself reports.
 
     Args:
         src: what Triton compiled; its `signature` is read.
@@ -65,7 +66,7 @@ def make_launcher(src: Any, metadata: Any) -> Callable[..., None]:
     if extension is None:
         launch = _CtypesLauncher(metadata.name, codes, names)
     else:
-        launch = extension.Launcher(metadata.name, codes.encode(), names, launching.num_threads)
+        launch = extension.Launcher(metadata.name, codes.encode(), names, launching.num_threads, launching.fail)
     descriptors = [index for index, kind in enumerate(signature) if _is_descriptor(kind)]
     return _expanding(launch, descriptors) if descriptors else launch
 
@@ -158,7 +159,9 @@ class _CtypesLauncher:
         if enter_hook is not None:
             enter_hook(launch_metadata)
         packed = (ctypes.c_uint64 * len(slots))(*slots)
-        self._launch(function, packed, len(slots), x, y, z, launching.num_threads())
+        report = library.Report()
+        if self._launch(function, packed, len(slots), x, y, z, launching.num_threads(), report):
+            launching.fail_by(report)
         if exit_hook is not None:
             exit_hook(launch_metadata)
 

@@ -7,9 +7,13 @@ instead of run; a replay runs them all in one native call, in order, over one th
 import contextlib
 import ctypes
 from collections.abc import Iterator, Sequence
+from typing import NoReturn
 
-from vllm_triton.compile.triton_cpu.errors import RecordingError
-from vllm_triton.compile.triton_cpu.library import native
+from vllm_triton.compile.triton_cpu.errors import KernelAssertionError, KernelError, OutOfBoundsError, RecordingError
+from vllm_triton.compile.triton_cpu.library import Report, native
+
+# `Failure` of runtime/report.h.
+_FAILURES: dict[int, type[KernelError]] = {1: KernelAssertionError, 2: OutOfBoundsError}
 
 
 def num_threads() -> int:
@@ -17,6 +21,16 @@ def num_threads() -> int:
     import torch
 
     return torch.get_num_threads()
+
+
+def fail(kind: int, text: str) -> NoReturn:
+    """Raises what a kernel reported: the KernelError of that kind."""
+    raise _FAILURES[kind](text)
+
+
+def fail_by(report: Report) -> NoReturn:
+    """Raises what a launch left in its report."""
+    fail(report.kind, report.text.decode(errors="replace"))
 
 
 class LaunchList:
@@ -52,12 +66,14 @@ class LaunchList:
         self._native.triton_cpu_list_append(self.handle, function, packed, len(slots), x, y, z)
 
     def replay(self) -> None:
-        """Runs every launch, each after the one before it has ended.
+        """Runs every launch, each after the one before it has ended; none after one that fails.
 
-        Raises: RecordingError while this thread records.
+        Raises: RecordingError while this thread records; KernelError where a kernel reports a failure.
         """
         refuse_while_recording("replay a launch list")
-        self._native.triton_cpu_list_replay(self.handle, num_threads())
+        report = Report()
+        if self._native.triton_cpu_list_replay(self.handle, num_threads(), report):
+            fail_by(report)
 
 
 @contextlib.contextmanager

@@ -20,16 +20,25 @@ _FLAGS = ("-O2", "-pthread")
 _POINTER = ctypes.c_void_p
 _SLOTS = ctypes.POINTER(ctypes.c_uint64)
 _GRID = (ctypes.c_int32, ctypes.c_int32, ctypes.c_int32)
+
+
+class Report(ctypes.Structure):
+    """How a launch failed: runtime/report.h."""
+
+    _fields_ = (("kind", ctypes.c_int32), ("text", ctypes.c_char * 1020))
+
+
+_REPORT = ctypes.POINTER(Report)
 _PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "triton_cpu_load": (_POINTER, (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t)),
     "triton_cpu_release": (None, (_POINTER,)),
-    "triton_cpu_launch": (None, (_POINTER, _SLOTS, ctypes.c_size_t, *_GRID, ctypes.c_int)),
+    "triton_cpu_launch": (ctypes.c_bool, (_POINTER, _SLOTS, ctypes.c_size_t, *_GRID, ctypes.c_int, _REPORT)),
     "triton_cpu_shared_launches": (ctypes.c_uint64, ()),
     "triton_cpu_list_new": (_POINTER, ()),
     "triton_cpu_list_delete": (None, (_POINTER,)),
     "triton_cpu_list_length": (ctypes.c_size_t, (_POINTER,)),
     "triton_cpu_list_append": (None, (_POINTER, _POINTER, _SLOTS, ctypes.c_size_t, *_GRID)),
-    "triton_cpu_list_replay": (None, (_POINTER, ctypes.c_int)),
+    "triton_cpu_list_replay": (ctypes.c_bool, (_POINTER, ctypes.c_int, _REPORT)),
     "triton_cpu_recorder": (_POINTER, ()),
     "triton_cpu_record": (None, (_POINTER,)),
 }

@@ -10,7 +10,7 @@ import pytest
 from vllm_triton.compile.triton_cpu import toolchain
 
 _FILES = sorted(file.name for file in Path(__file__).parent.glob("test_*.py") if file.name != Path(__file__).name)
-_BOTH_LAUNCHERS = ("test_launch.py", "test_recording.py")
+_BOTH_LAUNCHERS = ("test_debugging.py", "test_launch.py", "test_recording.py")
 _CASES = [(name, "native") for name in _FILES] + [(name, "ctypes") for name in _BOTH_LAUNCHERS]
 
 

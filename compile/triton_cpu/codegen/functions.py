@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from vllm_triton.compile.triton_cpu.codegen import control
 from vllm_triton.compile.triton_cpu.codegen.types import STORAGE, scalar
-from vllm_triton.compile.triton_cpu.ir import Function, Module, Operation, Type
+from vllm_triton.compile.triton_cpu.ir import Function, Module, Operation, Region, Type
 from vllm_triton.compile.triton_cpu.parser import parse
 
 if TYPE_CHECKING:
@@ -20,7 +20,8 @@ _PROGRAM = ("pid_x", "pid_y", "pid_z", "num_x", "num_y", "num_z")
 def generate(ttir: str) -> str:
     """C++ that exports `void <kernel>(const uint64_t* args, pid_x, pid_y, pid_z, num_x, num_y, num_z)`.
 
-    args holds 8 bytes for each argument of the kernel: an address, a sign-extended integer, or a float's bits.
+    args holds 8 bytes for each argument of the kernel: an address, a sign-extended integer, or a float's bits. A kernel
+    that can fail takes a `tcpu::Report* report` behind these (runtime/report.h).
 
     Raises: UnsupportedOperationError, ParseError.
     """
@@ -36,6 +37,13 @@ class Program:
             name: f"function_{number}" for number, name in enumerate(module.functions) if name != self.kernel.name
         }
         self.functions = module.functions
+        self.can_fail = any(_has_assertion(function.body) for function in module.functions.values())
+        shared = [("const uint64_t*", "args"), *(("int32_t", name) for name in _PROGRAM)]
+        if self.can_fail:
+            shared.append(("tcpu::Report*", "report"))
+        # What every function takes first.
+        self.parameters = ", ".join(f"{type_} {name}" for type_, name in shared)
+        self.arguments = [name for _, name in shared]
 
     def source(self) -> str:
         heads = [f"static {self._head(name)};" for name in self.called]
@@ -55,7 +63,9 @@ class Program:
             generator.declarations.append(text)
             generator.scalars[argument] = generator.variable(name, type_)
         control.emit_blocks(generator, self.kernel.body, lambda terminator: generator.lines.append("return;"))
-        return f'extern "C" void {self.kernel.name}({_parameters()}) {{\n{_body(generator)}\n}}'
+        name = self.kernel.name
+        mark = f'extern "C" {{ bool {name}_can_fail = true; }}\n' if self.can_fail else ""
+        return f'{mark}extern "C" void {name}({self.parameters}) {{\n{self._body(generator)}\n}}'
 
     def _called(self, function: Function) -> str:
         generator = self._generator(function)
@@ -72,17 +82,21 @@ class Program:
             generator.lines.append("return;")
 
         control.emit_blocks(generator, function.body, finish)
-        return f"static {self._head(function.name)} {{\n{_body(generator)}\n}}"
+        return f"static {self._head(function.name)} {{\n{self._body(generator)}\n}}"
 
     def _head(self, name: str) -> str:
         function = self.functions[name]
-        parameters = [_parameters()]
+        parameters = [self.parameters]
         for argument, parameter in zip(function.arguments, _names("in", function.arguments), strict=True):
             self._refuse_tensors(function, argument.type)
             parameters.append(f"{_c_type(argument.type)} {parameter}")
         for type_, parameter in zip(function.result_types, _names("out", function.result_types), strict=True):
             parameters.append(f"{STORAGE[type_.element] if type_.is_tensor else _c_type(type_)}* {parameter}")
         return f"__attribute__((noinline)) void {self.called[name]}({', '.join(parameters)})"
+
+    def _body(self, generator: "Generator") -> str:
+        used = " ".join(f"(void){name};" for name in self.arguments)
+        return "\n".join([used, *generator.declarations, *generator.lines])
 
     def _generator(self, function: Function) -> "Generator":
         from vllm_triton.compile.triton_cpu.codegen.kernel import Generator
@@ -98,7 +112,7 @@ class Program:
 def emit_call(generator: "Generator", operation: Operation) -> None:
     """tt.call."""
     [symbol] = [word for word in operation.words if word.startswith("@")]
-    arguments = ["args", *_PROGRAM]
+    arguments = [*generator.program.arguments]
     for operand in operation.operands:
         value = generator.scalar(operand)
         arguments.append(generator.text(value, operand.type))
@@ -111,15 +125,13 @@ def emit_call(generator: "Generator", operation: Operation) -> None:
             arguments.append(f"&{target.base or target.text}")
     name = generator.program.called[symbol[1:].strip('"')]
     generator.lines.append(f"{name}({', '.join(arguments)});")
+    if generator.program.can_fail:
+        generator.lines.append("if (tcpu::failed(report)) return;")
 
 
-def _parameters() -> str:
-    return "const uint64_t* args, " + ", ".join(f"int32_t {name}" for name in _PROGRAM)
-
-
-def _body(generator: "Generator") -> str:
-    used = " ".join(f"(void){name};" for name in ("args", *_PROGRAM))
-    return "\n".join([used, *generator.declarations, *generator.lines])
+def _has_assertion(region: Region) -> bool:
+    operations = [operation for block in region.blocks for operation in block.operations]
+    return any(operation.name == "tt.assert" or any(map(_has_assertion, operation.regions)) for operation in operations)
 
 
 def _names(prefix: str, items: list) -> list[str]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from vllm_triton.compile.triton_cpu.codegen import (
     atomics,
     control,
+    debugging,
     elementwise,
     expressions,
     functions,
@@ -330,6 +331,8 @@ _STATEMENTS = {
     "scf.if": control.emit_if,
     "scf.while": control.emit_while,
     "tt.call": functions.emit_call,
+    "tt.print": debugging.emit_print,
+    "tt.assert": debugging.emit_assert,
     "llvm.intr.assume": Generator.nothing,
     "ttg.barrier": Generator.nothing,
     "gpu.barrier": Generator.nothing,

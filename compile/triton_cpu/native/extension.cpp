@@ -29,6 +29,7 @@ struct Launcher {
     PyObject* codes;        // bytes, one code an argument; "(" and ")" hold a tuple's
     PyObject* names;        // tuple of str, one for each top-level argument
     PyObject* get_threads;  // callable without arguments
+    PyObject* fail;         // callable with a failure's number and text, which raises
 };
 
 // Where in the arguments an error is: for its message.
@@ -188,24 +189,36 @@ bool read_grid(const Launcher* self, PyObject* const* args, Grid* grid) {
     return true;
 }
 
+bool succeeded(const Launcher* self, const Report& report) {
+    if (!tcpu::failed(&report)) return true;
+    PyObject* text = PyUnicode_DecodeUTF8(report.text, Py_ssize_t(std::strlen(report.text)), "replace");
+    if (!text) return false;
+    PyObject* result = PyObject_CallFunction(self->fail, "iN", int(report.kind), text);
+    Py_XDECREF(result);
+    if (!PyErr_Occurred()) PyErr_Format(PyExc_RuntimeError, "%U: the kernel failed", self->kernel_name);
+    return false;
+}
+
 bool launch(const Launcher* self, Kernel* kernel, const uint64_t* slots, Py_ssize_t count, Grid grid) {
     if (grid.size() == 0) return true;
     if (recorder) {
         recorder->append(kernel, slots, size_t(count), grid);
         return true;
     }
+    Report report;
+    clear(report);
     // A grid of a few microseconds does not hand the interpreter over: another thread would keep it for milliseconds.
-    int64_t ran = run_if_short(*kernel, slots, grid);
-    if (ran == grid.size()) return true;
+    int64_t ran = run_if_short(*kernel, slots, grid, &report);
+    if (ran == grid.size()) return succeeded(self, report);
     PyObject* threads_object = PyObject_CallNoArgs(self->get_threads);
     if (!threads_object) return false;
     int threads = int(PyLong_AsLong(threads_object));
     Py_DECREF(threads_object);
     if (threads == -1 && PyErr_Occurred()) return false;
     Py_BEGIN_ALLOW_THREADS;
-    run(*kernel, slots, grid, ran, threads);
+    run(*kernel, slots, grid, ran, threads, &report);
     Py_END_ALLOW_THREADS;
-    return true;
+    return succeeded(self, report);
 }
 
 PyObject* launcher_call(PyObject* object, PyObject* const* args, size_t flagged_count, PyObject* keywords) {
@@ -237,8 +250,9 @@ PyObject* launcher_call(PyObject* object, PyObject* const* args, size_t flagged_
 }
 
 PyObject* launcher_new(PyTypeObject* type, PyObject* args, PyObject*) {
-    PyObject *kernel_name, *codes, *names, *get_threads;
-    if (!PyArg_ParseTuple(args, "USO!O", &kernel_name, &codes, &PyTuple_Type, &names, &get_threads)) return nullptr;
+    PyObject *kernel_name, *codes, *names, *get_threads, *fail;
+    if (!PyArg_ParseTuple(args, "USO!OO", &kernel_name, &codes, &PyTuple_Type, &names, &get_threads, &fail))
+        return nullptr;
     if (PyBytes_GET_SIZE(codes) > kMostSlots) {
         PyErr_Format(PyExc_ValueError, "%U: a kernel takes at most %zd arguments", kernel_name, kMostSlots);
         return nullptr;
@@ -250,6 +264,7 @@ PyObject* launcher_new(PyTypeObject* type, PyObject* args, PyObject*) {
     self->codes = Py_NewRef(codes);
     self->names = Py_NewRef(names);
     self->get_threads = Py_NewRef(get_threads);
+    self->fail = Py_NewRef(fail);
     return reinterpret_cast<PyObject*>(self);
 }
 
@@ -259,6 +274,7 @@ void launcher_dealloc(PyObject* object) {
     Py_XDECREF(self->codes);
     Py_XDECREF(self->names);
     Py_XDECREF(self->get_threads);
+    Py_XDECREF(self->fail);
     Py_TYPE(object)->tp_free(object);
 }
 
@@ -277,7 +293,7 @@ PyTypeObject make_launcher_type() {
     type.tp_new = launcher_new;
     type.tp_dealloc = launcher_dealloc;
     type.tp_members = launcher_members;
-    type.tp_doc = "Launcher(kernel_name, codes, names, get_threads): launches kernels of one signature.";
+    type.tp_doc = "Launcher(kernel_name, codes, names, get_threads, fail): launches kernels of one signature.";
     return type;
 }
 

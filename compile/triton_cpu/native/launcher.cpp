@@ -82,7 +82,7 @@ void LaunchList::append(Kernel* kernel, const uint64_t* slots, size_t count, Gri
     arguments.insert(arguments.end(), slots, slots + count);
 }
 
-void LaunchList::replay(int threads) const {
+void LaunchList::replay(int threads, Report* report) const {
     Team& team = current_team();
     std::unique_lock<std::mutex> ownership(team.owner, std::try_to_lock);
     if (!ownership.owns_lock()) threads = 1;
@@ -91,17 +91,18 @@ void LaunchList::replay(int threads) const {
     for (const Launch& launch : launches) total_ns += expected_ns(*launch.kernel, launch.grid.size());
     float least_ns = team.asleep() && total_ns < kWakeNs ? kWakeNs : kShareNs;
     for (const Launch& launch : launches) {
-        Work work{launch.kernel->function, arguments.data() + launch.first_argument, launch.grid};
+        Work work = launch.kernel->work(arguments.data() + launch.first_argument, launch.grid, report);
         bool share = worth_sharing(*launch.kernel, launch.grid.size(), least_ns, threads);
         launch.kernel->learn(share ? run_shared(team, work, 0, threads) : run_alone(work, 0));
+        if (work.report && tcpu::failed(report)) return;
     }
 }
 
-int64_t run_if_short(Kernel& kernel, const uint64_t* arguments, Grid grid) {
+int64_t run_if_short(Kernel& kernel, const uint64_t* arguments, Grid grid, Report* report) {
     int64_t programs = grid.size();
     float program_ns = kernel.program_ns.load(std::memory_order_relaxed);
     if (program_ns == 0.0f || program_ns * float(programs) >= kShareNs) return 0;
-    Work work{kernel.function, arguments, grid};
+    Work work = kernel.work(arguments, grid, report);
     int64_t start = now_ns();
     int64_t ran = 0, elapsed = 0;
     for (int64_t step = (programs + 1) / 2; ran < programs && elapsed < 2 * int64_t(kShareNs);) {
@@ -114,8 +115,8 @@ int64_t run_if_short(Kernel& kernel, const uint64_t* arguments, Grid grid) {
     return ran;
 }
 
-void run(Kernel& kernel, const uint64_t* arguments, Grid grid, int64_t first, int threads) {
-    Work work{kernel.function, arguments, grid};
+void run(Kernel& kernel, const uint64_t* arguments, Grid grid, int64_t first, int threads, Report* report) {
+    Work work = kernel.work(arguments, grid, report);
     Team& team = current_team();
     float least_ns = team.asleep() ? kWakeNs : kShareNs;
     if (worth_sharing(kernel, grid.size() - first, least_ns, threads)) {
@@ -141,18 +142,25 @@ Kernel* triton_cpu_load(const char* path, const char* name, char* error, size_t 
         if (library) dlclose(library);
         return nullptr;
     }
-    return new Kernel{reinterpret_cast<KernelFunction>(function), library};
+    bool can_fail = dlsym(library, (std::string(name) + "_can_fail").c_str()) != nullptr;
+    return new Kernel{reinterpret_cast<KernelFunction>(function), library, can_fail};
 }
 
 void triton_cpu_release(Kernel* kernel) { release(kernel); }
 
-void triton_cpu_launch(Kernel* kernel, const uint64_t* slots, size_t count, int32_t x, int32_t y, int32_t z,
-                       int threads) {
+// Whether the kernel failed; the report then says why.
+bool triton_cpu_launch(Kernel* kernel, const uint64_t* slots, size_t count, int32_t x, int32_t y, int32_t z, int threads,
+                       Report* report) {
+    clear(*report);
     Grid grid{x, y, z};
-    if (grid.size() == 0) return;
-    if (recorder) return recorder->append(kernel, slots, count, grid);
-    int64_t ran = run_if_short(*kernel, slots, grid);
-    if (ran < grid.size()) run(*kernel, slots, grid, ran, threads);
+    if (grid.size() == 0) return false;
+    if (recorder) {
+        recorder->append(kernel, slots, count, grid);
+        return false;
+    }
+    int64_t ran = run_if_short(*kernel, slots, grid, report);
+    if (ran < grid.size()) run(*kernel, slots, grid, ran, threads, report);
+    return tcpu::failed(report);
 }
 
 // How many launches of this process ran over a team.
@@ -169,7 +177,12 @@ void triton_cpu_list_append(LaunchList* list, Kernel* kernel, const uint64_t* sl
     list->append(kernel, slots, count, {x, y, z});
 }
 
-void triton_cpu_list_replay(const LaunchList* list, int threads) { list->replay(threads); }
+// Whether a kernel failed; the report then says why.
+bool triton_cpu_list_replay(const LaunchList* list, int threads, Report* report) {
+    clear(*report);
+    list->replay(threads, report);
+    return tcpu::failed(report);
+}
 
 LaunchList* triton_cpu_recorder() { return recorder; }
 

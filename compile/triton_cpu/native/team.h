@@ -28,28 +28,47 @@
 #include <unistd.h>
 #endif
 
+#include "../runtime/report.h"
+
 namespace triton_cpu {
 
+using tcpu::Report;
 using KernelFunction = void (*)(const uint64_t* arguments, int32_t pid_x, int32_t pid_y, int32_t pid_z, int32_t num_x,
                                 int32_t num_y, int32_t num_z);
+using FailingKernelFunction = void (*)(const uint64_t* arguments, int32_t pid_x, int32_t pid_y, int32_t pid_z,
+                                       int32_t num_x, int32_t num_y, int32_t num_z, Report* report);
 
 struct Grid {
     int32_t x, y, z;
     int64_t size() const { return int64_t(x) * y * z; }
 };
 
+// report: of a kernel that can fail, whose function is a FailingKernelFunction; null for the others.
 struct Work {
     KernelFunction function;
     const uint64_t* arguments;
     Grid grid;
+    Report* report;
 
-    // Runs the programs [first, last), numbered with x fastest.
+    // Runs the programs [first, last), numbered with x fastest; none after one of the launch has failed.
     void run(int64_t first, int64_t last) const {
+        if (!report) return each(first, last, [this](int32_t x, int32_t y, int32_t z) {
+            function(arguments, x, y, z, grid.x, grid.y, grid.z);
+        });
+        auto failing = reinterpret_cast<FailingKernelFunction>(function);
+        each(first, last, [this, failing](int32_t x, int32_t y, int32_t z) {
+            if (!tcpu::failed(report)) failing(arguments, x, y, z, grid.x, grid.y, grid.z, report);
+        });
+    }
+
+  private:
+    template <class Program>
+    void each(int64_t first, int64_t last, Program program_at) const {
         int32_t x = int32_t(first % grid.x);
         int32_t y = int32_t(first / grid.x % grid.y);
         int32_t z = int32_t(first / (int64_t(grid.x) * grid.y));
         for (int64_t program = first; program < last; ++program) {
-            function(arguments, x, y, z, grid.x, grid.y, grid.z);
+            program_at(x, y, z);
             if (++x == grid.x) {
                 x = 0;
                 if (++y == grid.y) {

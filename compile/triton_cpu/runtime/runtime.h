@@ -9,6 +9,7 @@
 #include "arithmetic.h"
 #include "atomic.h"
 #include "convert.h"
+#include "debug.h"
 #include "dot.h"
 #include "elementary.h"
 #include "reduce.h"
