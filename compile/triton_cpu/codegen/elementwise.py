@@ -267,10 +267,6 @@ def _convert(operation: Operation, operand: Expression) -> Expression:
     return Expression(text, to, operand.level, "vector" if is_vector else "uniform")
 
 
-def _rounds_toward_zero(operation: Operation) -> bool:
-    return "rtz" in (operation.attributes.get("rounding"), *operation.words)
-
-
 def _bitcast(operation: Operation, operand: Expression) -> Expression:
     to, source = operation.result.type.element, operand.element
     if to == "ptr" and source == "ptr":
