@@ -15,7 +15,6 @@ from triton._C.libtriton import ir, passes
 from triton.backends.compiler import BaseBackend, GPUTarget
 
 from vllm_triton.compile.triton_cpu import settings, toolchain
-from vllm_triton.compile.triton_cpu.errors import SettingError
 
 _FLOAT8_TYPES = ("fp8e4nv", "fp8e5")
 _DOT_PRECISIONS = ("ieee", "tf32", "tf32x3", "bf16x3", "bf16x6")
@@ -146,9 +145,7 @@ def make_ttir(module: Any, metadata: dict[str, Any], options: CpuOptions) -> Any
 
 
 def make_cpp(module: Any, options: CpuOptions) -> str:
-    """The kernel in C++. Raises: UnsupportedOperationError, which names the operation and the line; SettingError."""
+    """The kernel in C++. Raises: UnsupportedOperationError, which names the operation and the line."""
     from vllm_triton.compile.triton_cpu.codegen import generate
 
-    if options.checked:
-        raise SettingError("bounds checks (VLLM_TRITON_CPU_CHECK=1) do not exist yet: set it to 0")
-    return generate(str(module))
+    return generate(str(module), options.checked)

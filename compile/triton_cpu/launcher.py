@@ -6,7 +6,7 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from vllm_triton.compile.triton_cpu import launching, library
+from vllm_triton.compile.triton_cpu import extents, launching, library
 from vllm_triton.compile.triton_cpu.errors import TritonCpuError
 
 # A type of Triton's -> the code by which the launchers read an argument of it.
@@ -55,7 +55,7 @@ def make_launcher(src: Any, metadata: Any) -> Callable[..., None]:
 
     Args:
         src: what Triton compiled; its `signature` is read.
-        metadata: the kernel's; its `name` is read.
+        metadata: the kernel's; its `name` and whether it is `checked` are read.
     Raises: TritonCpuError for a type that cannot be passed.
     """
     signature = list(src.signature.values())
@@ -63,8 +63,8 @@ def make_launcher(src: Any, metadata: Any) -> Callable[..., None]:
     codes = "".join(_codes(kind, metadata.name) for kind in signature)
     extension = library.extension()
     launch: Callable[..., None]
-    if extension is None:
-        launch = _CtypesLauncher(metadata.name, codes, names)
+    if extension is None or metadata.checked:
+        launch = _CtypesLauncher(metadata.name, codes, names, metadata.checked)
     else:
         launch = extension.Launcher(metadata.name, codes.encode(), names, launching.num_threads, launching.fail)
     descriptors = [index for index, kind in enumerate(signature) if _is_descriptor(kind)]
@@ -124,12 +124,14 @@ def _expanding(launch: Callable[..., None], descriptors: Sequence[int]) -> Calla
 
 
 class _CtypesLauncher:
-    """What the native launcher does, for machines without Python's headers."""
+    """What the native launcher does, for machines without Python's headers, and for checked kernels, whose speed does
+    not matter: it passes the extents of their tensors too."""
 
-    def __init__(self, kernel: str, codes: str, names: tuple[str, ...]) -> None:
+    def __init__(self, kernel: str, codes: str, names: tuple[str, ...], is_checked: bool) -> None:
         self._kernel = kernel
         self._names = names
         self._codes = codes
+        self._is_checked = is_checked
         self._launch = library.native().triton_cpu_launch
 
     def __call__(
@@ -156,6 +158,8 @@ class _CtypesLauncher:
             for name, argument in zip(self._names, arguments, strict=True)
             for slot in self._slots(name, argument, codes)
         ]
+        if self._is_checked:
+            slots = extents.with_extents(slots)
         if enter_hook is not None:
             enter_hook(launch_metadata)
         packed = (ctypes.c_uint64 * len(slots))(*slots)
@@ -199,7 +203,7 @@ class _CtypesLauncher:
             raise ValueError(
                 f"{self._kernel}: argument {name!r} must be a CPU tensor, got one on {device}: move it with .cpu()"
             )
-        return value.data_ptr()
+        return extents.Address.of(value) if self._is_checked else value.data_ptr()
 
     def _integer(self, name: str, value: Any, code: str) -> int:
         low, high, kind = _RANGES[code]

@@ -71,7 +71,7 @@ class _Parser(Scanner):
             values.append(self._define(name, self.type()))
             if self.accept("{"):
                 self.attributes()
-            self.location()
+            values[-1].name = self.argument_name() or values[-1].name
             self.accept(",")
         return values
 

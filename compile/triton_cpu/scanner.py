@@ -188,16 +188,23 @@ class Scanner:
 
     def location(self) -> str:
         """Reads `loc(...)` where it stands; the line, or "" where there is none."""
-        if not self.at("loc"):
+        text = self._location_text()
+        return self.lines.resolve(text) if text else ""
+
+    def argument_name(self) -> str:
+        """Reads `loc(...)` where it stands; the name that the kernel's source gave an argument, or "" """
+        return self.lines.first_name(self._location_text())
+
+    def _location_text(self) -> str:
+        if not self.accept("loc"):
             return ""
-        self.next()
         start = self.position
         self.expect("(")
         depth = 1
         while depth:
             _, token = self.next()
             depth += (token == "(") - (token == ")")
-        return self.lines.resolve(self.text[start : self.position])
+        return self.text[start : self.position]
 
 
 class Dense:
@@ -283,6 +290,13 @@ class Locations:
         if text not in self._resolved:
             self._resolved[text] = self._search(text, 0)
         return self._resolved[text]
+
+    def first_name(self, text: str) -> str:
+        """The innermost: a value that is assigned to a variable gets that one's name around its own."""
+        name = ""
+        while match := re.match(r'\("([^"]+)"\((#loc\d*)\)\)', text):
+            name, text = match[1], f"({self._definitions.get(match[2], '')})"
+        return name
 
     def _search(self, text: str, depth: int) -> str:
         """Of a call site, the caller: a kernel's line says more than that of a library function."""

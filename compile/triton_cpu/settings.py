@@ -22,7 +22,7 @@ def instruction_set() -> str:
 
 
 def checked() -> bool:
-    """VLLM_TRITON_CPU_CHECK: 1 compiles kernels with bounds checks, 0 (default) without.
+    """VLLM_TRITON_CPU_CHECK: 1 compiles kernels with bounds checks, 0 (default) without; a compiled kernel stays.
 
     Raises: SettingError for anything else.
     """

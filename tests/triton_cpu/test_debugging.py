@@ -109,6 +109,25 @@ def test_assertions_are_not_compiled_without_debug():
     assert out.tolist() == [1, 1, 1, 1]
 
 
+@triton.jit
+def _asserts_some(x_ptr, out_ptr, n, N: tl.constexpr):
+    offsets = tl.arange(0, N)
+    x = tl.load(x_ptr + offsets)
+    tl.device_assert(tl.where(offsets < n, x, 1.0) > 0, "positive", mask=offsets < n + 1)
+    tl.store(out_ptr + offsets, x, mask=offsets < n)
+
+
+@pytest.mark.parametrize("wrong", [1, 20, 40])
+def test_assertion_under_a_mask_ends_the_program(wrong):
+    x, out = torch.ones(64), torch.zeros(64)
+    x[wrong] = -1
+    with pytest.raises(KernelAssertionError, match=rf"at index \({wrong}\): positive"):
+        _asserts_some[(1,)](x, out, 50, 64, debug=True)
+    assert bool((out == 0).all())
+    _asserts_some[(1,)](x, out, wrong, 64, debug=True)
+    assert out.sum() == wrong
+
+
 @triton.jit(noinline=True)
 def _root(x):
     tl.device_assert(x >= 0, "x must not be negative")

@@ -5,8 +5,6 @@ import torch
 import triton
 import triton.language as tl
 
-from vllm_triton.compile.triton_cpu.errors import SettingError
-
 
 @triton.jit
 def _add(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
@@ -180,10 +178,3 @@ def test_all_of_a_tile_is_read_before_it_is_written(n):
     expected = y.flip(0)
     _reverse_in_place[(1,)](y, n * 16)
     assert torch.equal(y, expected)
-
-
-def test_bounds_checks_are_refused_rather_than_left_out(monkeypatch):
-    monkeypatch.setenv("VLLM_TRITON_CPU_CHECK", "1")
-    x = torch.ones(8)
-    with pytest.raises(SettingError, match="VLLM_TRITON_CPU_CHECK"):
-        _add[(1,)](x, x, x, 8, 8)

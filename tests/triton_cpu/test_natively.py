@@ -11,14 +11,21 @@ from vllm_triton.compile.triton_cpu import toolchain
 
 _FILES = sorted(file.name for file in Path(__file__).parent.glob("test_*.py") if file.name != Path(__file__).name)
 _BOTH_LAUNCHERS = ("test_debugging.py", "test_launch.py", "test_recording.py")
-_CASES = [(name, "native") for name in _FILES] + [(name, "ctypes") for name in _BOTH_LAUNCHERS]
+# Once more with bounds checks: every op's kernel among them.
+_CHECKED_TOO = ("test_functions.py", "test_kernels.py", "test_operations.py", "test_ops.py")
+_CASES = [
+    *((name, "native", "0") for name in _FILES),
+    *((name, "ctypes", "0") for name in _BOTH_LAUNCHERS),
+    *((name, "native", "1") for name in _CHECKED_TOO),
+]
 
 
-@pytest.mark.parametrize(("file", "launcher"), _CASES)
-def test_in_a_process_of_its_own(file, launcher):
+@pytest.mark.parametrize(("file", "launcher", "checked"), _CASES)
+def test_in_a_process_of_its_own(file, launcher, checked):
     if reason := toolchain.why_no_compiler():
         pytest.skip(reason)
     environment = {**os.environ, "TRITON_INTERPRET": "0", "VLLM_TRITON_CPU_LAUNCHER": launcher}
+    environment["VLLM_TRITON_CPU_CHECK"] = checked
     # What pytest-xdist and pytest-cov set for this process is not for its child.
     environment = {name: value for name, value in environment.items() if not name.startswith(("PYTEST_", "COV_"))}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider"]

@@ -38,13 +38,14 @@ def emit_assert(generator: "Generator", operation: Operation) -> None:
     [condition] = operation.operands
     message = c_string("".join(operation.words[:1]))
     nest = Nest(condition.type.shape or (), generator.names)
+    nest.walk_plainly()
     value = generator.operand(condition, tuple(nest.indices), nest)
     if not condition.type.is_tensor:
         report = failure(generator, operation, "ASSERTION", f'"assertion failed: %s", {message}')
         nest.emit(f"if (!({value.text})) {report}")
     else:
         wrong = generator.names.new("w")
-        index = f"{_index(condition)}({nest.flat.text} + __builtin_ctz({wrong})).text"
+        index = index_text(condition, f"{nest.flat.text} + __builtin_ctz({wrong})")
         text = f'"assertion failed at index (%s): %s", {index}, {message}'
         report = failure(generator, operation, "ASSERTION", text)
         nest.emit(f"if (const uint32_t {wrong} = ~{as_bits(value)} & {_existing(nest)}) {report}")
@@ -79,8 +80,9 @@ def emit_print(generator: "Generator", operation: Operation) -> None:
     generator.lines.append("std::fflush(stdout);")
 
 
-def _index(value: Value) -> str:
-    return f"tcpu::index_text<{', '.join(map(str, shape_of(value.type)))}>"
+def index_text(value: Value, flat: str) -> str:
+    """C++ of the indices, as text, of the element with this number."""
+    return f"tcpu::index_text<{', '.join(map(str, shape_of(value.type)))}>({flat}).text"
 
 
 def _existing(nest: Nest) -> str:

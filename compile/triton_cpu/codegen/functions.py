@@ -7,6 +7,7 @@ tensors into the caller's buffers. It returns nothing itself.
 from typing import TYPE_CHECKING
 
 from vllm_triton.compile.triton_cpu.codegen import control
+from vllm_triton.compile.triton_cpu.codegen.provenance import Provenance
 from vllm_triton.compile.triton_cpu.codegen.types import STORAGE, scalar
 from vllm_triton.compile.triton_cpu.ir import Function, Module, Operation, Region, Type
 from vllm_triton.compile.triton_cpu.parser import parse
@@ -17,27 +18,29 @@ if TYPE_CHECKING:
 _PROGRAM = ("pid_x", "pid_y", "pid_z", "num_x", "num_y", "num_z")
 
 
-def generate(ttir: str) -> str:
+def generate(ttir: str, is_checked: bool = False) -> str:
     """C++ that exports `void <kernel>(const uint64_t* args, pid_x, pid_y, pid_z, num_x, num_y, num_z)`.
 
     args holds 8 bytes for each argument of the kernel: an address, a sign-extended integer, or a float's bits. A kernel
-    that can fail takes a `tcpu::Report* report` behind these (runtime/report.h).
+    that can fail takes a `tcpu::Report* report` behind these (runtime/report.h), and one with bounds checks finds more
+    in args (runtime/bounds.h).
 
     Raises: UnsupportedOperationError, ParseError.
     """
-    return Program(parse(ttir)).source()
+    return Program(parse(ttir), is_checked).source()
 
 
 class Program:
     """A kernel and the functions that it calls."""
 
-    def __init__(self, module: Module):
+    def __init__(self, module: Module, is_checked: bool):
         self.kernel = module.kernel
         self.called = {
             name: f"function_{number}" for number, name in enumerate(module.functions) if name != self.kernel.name
         }
         self.functions = module.functions
-        self.can_fail = any(_has_assertion(function.body) for function in module.functions.values())
+        self.provenance = Provenance(module) if is_checked else None
+        self.can_fail = is_checked or any(_has_assertion(function.body) for function in module.functions.values())
         shared = [("const uint64_t*", "args"), *(("int32_t", name) for name in _PROGRAM)]
         if self.can_fail:
             shared.append(("tcpu::Report*", "report"))
@@ -64,8 +67,11 @@ class Program:
             generator.scalars[argument] = generator.variable(name, type_)
         control.emit_blocks(generator, self.kernel.body, lambda terminator: generator.lines.append("return;"))
         name = self.kernel.name
-        mark = f'extern "C" {{ bool {name}_can_fail = true; }}\n' if self.can_fail else ""
-        return f'{mark}extern "C" void {name}({self.parameters}) {{\n{self._body(generator)}\n}}'
+        marks = f"bool {name}_can_fail = true;" if self.can_fail else ""
+        if self.provenance is not None:
+            marks += f" int32_t {name}_checked_arguments = {len(self.kernel.arguments)};"
+        marks = f'extern "C" {{ {marks} }}\n' if marks else ""
+        return f'{marks}extern "C" void {name}({self.parameters}) {{\n{self._body(generator)}\n}}'
 
     def _called(self, function: Function) -> str:
         generator = self._generator(function)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from vllm_triton.compile.triton_cpu.codegen import (
     atomics,
+    checks,
     control,
     debugging,
     elementwise,
@@ -256,6 +257,8 @@ class Generator:
 
     def statement(self, operation: Operation) -> None:
         name = operation.name
+        if self.program.provenance is not None:
+            checks.emit_check(self, operation)
         handler = _STATEMENTS.get(name)
         if handler is not None:
             handler(self, operation)

@@ -143,6 +143,10 @@ class Nest:
         """A statement at a depth, behind the loops inside it."""
         self.after[level].append(text)
 
+    def walk_plainly(self) -> None:
+        """Keeps the loop along the lanes one plain loop, whose body may leave the function."""
+        self.lane_loop = None
+
     def drop_lanes(self) -> None:
         """Takes the loop along the lanes out, the innermost, with what stands in it."""
         if self.lane_loop is not None:

@@ -80,6 +80,11 @@ void LaunchList::append(Kernel* kernel, const uint64_t* slots, size_t count, Gri
     kernel->references.fetch_add(1);
     launches.push_back({kernel, arguments.size(), grid});
     arguments.insert(arguments.end(), slots, slots + count);
+    if (int32_t(count) == kernel->checked_arguments) {
+        // Addresses alone have no extent: each is said to be unknown.
+        arguments.insert(arguments.end(), count, 2 * count);
+        arguments.push_back(uint64_t(-1));
+    }
 }
 
 void LaunchList::replay(int threads, Report* report) const {
@@ -143,7 +148,8 @@ Kernel* triton_cpu_load(const char* path, const char* name, char* error, size_t 
         return nullptr;
     }
     bool can_fail = dlsym(library, (std::string(name) + "_can_fail").c_str()) != nullptr;
-    return new Kernel{reinterpret_cast<KernelFunction>(function), library, can_fail};
+    auto* checked = static_cast<const int32_t*>(dlsym(library, (std::string(name) + "_checked_arguments").c_str()));
+    return new Kernel{reinterpret_cast<KernelFunction>(function), library, can_fail, checked ? *checked : -1};
 }
 
 void triton_cpu_release(Kernel* kernel) { release(kernel); }

@@ -14,6 +14,8 @@ struct Kernel {
     KernelFunction function;
     void* library;
     bool can_fail;
+    // Of a kernel with bounds checks: how many arguments it has, without their extents (runtime/bounds.h); else -1.
+    int32_t checked_arguments;
     std::atomic<int> references{1};
     // What a program took lately, on one thread; 0 until the first launch.
     std::atomic<float> program_ns{0.0f};

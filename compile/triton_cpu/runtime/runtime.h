@@ -8,6 +8,7 @@
 #include "access.h"
 #include "arithmetic.h"
 #include "atomic.h"
+#include "bounds.h"
 #include "convert.h"
 #include "debug.h"
 #include "dot.h"
