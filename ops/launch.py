@@ -34,9 +34,20 @@ def supports_triton(situation: Situation) -> str | None:
     return why_not_triton(situation.device)
 
 
+# Triton's own forms of these two, which kernels call as well, take microseconds on the host.
+def next_power_of_2(size: int) -> int:
+    """The smallest power of two that is at least `size`, and at least 1."""
+    return 1 << max(size - 1, 0).bit_length()
+
+
+def ceil_div(size: int, by: int) -> int:
+    """How many pieces of `by` hold `size`."""
+    return -(-size // by)
+
+
 def block_size(size: int, most: int) -> int:
     """The smallest power of two that holds `size`, at most `most`."""
-    return min(triton.next_power_of_2(size), most)
+    return min(next_power_of_2(size), most)
 
 
 def rows_aligned(*tensors: torch.Tensor) -> bool:
@@ -45,8 +56,8 @@ def rows_aligned(*tensors: torch.Tensor) -> bool:
     A kernel that does not specialise on its strides is told so by a constexpr, and passes it on by `tl.multiple_of`.
     The stride of an axis of size 1 says nothing and is ignored: it must not compile a variant of its own while serving.
     """
-    return all(
-        size == 1 or stride % 16 == 0
-        for tensor in tensors
-        for size, stride in zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True)
-    )
+    for tensor in tensors:
+        for axis in range(tensor.dim() - 1):
+            if tensor.stride(axis) % 16 and tensor.size(axis) != 1:
+                return False
+    return True

@@ -70,8 +70,11 @@ class Op:
         self.torch_op = getattr(getattr(torch.ops, NAMESPACE), self.name).default
 
     def __call__(self, *args: Any) -> Any:
-        if not torch.compiler.is_compiling() and not _calls.trusted:
-            self.contract.check(args)
+        if torch.compiler.is_compiling():
+            return self.torch_op(*args)
+        if _calls.trusted:  # without torch's dispatcher, which takes as long as a small op
+            return self._run(*args)
+        self.contract.check(args)
         return self.torch_op(*args)
 
     def _run(self, *args: Any) -> Any:

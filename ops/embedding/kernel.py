@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from vllm_triton.ops.embedding.op import embedding
-from vllm_triton.ops.launch import CompileCase, block_size, rows_aligned, supports_triton
+from vllm_triton.ops.launch import CompileCase, block_size, ceil_div, rows_aligned, supports_triton
 
 # Elements of a program: 8 for each of 128 threads, so that a bfloat16 row loads 16 bytes a thread.
 LARGEST_BLOCK = 1024
@@ -62,7 +62,7 @@ def launch_embedding(token_ids: torch.Tensor, table: torch.Tensor) -> torch.Tens
     if out.numel() == 0:
         return out
     config = select_config(num_columns)
-    grid = (num_tokens, triton.cdiv(num_columns, config.block_e))
+    grid = (num_tokens, ceil_div(num_columns, config.block_e))
     _embedding_kernel[grid](
         token_ids,
         table,

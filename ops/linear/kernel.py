@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from vllm_triton.ops.launch import CompileCase, rows_aligned, supports_triton
+from vllm_triton.ops.launch import CompileCase, ceil_div, next_power_of_2, rows_aligned, supports_triton
 from vllm_triton.ops.linear.op import linear
 
 GROUP_T = 8
@@ -106,8 +106,8 @@ def select_cpu_config(num_tokens: int, depth: int) -> LinearConfig:
         num_tokens: rows of x.
         depth: columns of x.
     """
-    block_t = min(triton.next_power_of_2(num_tokens), 256)
-    block_k = min(max(triton.next_power_of_2(depth), 16), 4096 if block_t <= 32 else 1024)
+    block_t = min(next_power_of_2(num_tokens), 256)
+    block_k = min(max(next_power_of_2(depth), 16), 4096 if block_t <= 32 else 1024)
     return LinearConfig(block_t, 64 if block_t <= 64 else 128, block_k, num_warps=1, num_stages=1)
 
 
@@ -159,7 +159,7 @@ def launch_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
         config = select_cpu_config(num_tokens, depth)
     else:
         config = select_config(num_tokens, x.element_size())
-    grid = (triton.cdiv(num_tokens, config.block_t) * triton.cdiv(num_columns, config.block_n),)
+    grid = (ceil_div(num_tokens, config.block_t) * ceil_div(num_columns, config.block_n),)
     _linear_kernel[grid](
         x,
         weight,

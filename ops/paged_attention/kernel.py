@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from vllm_triton.ops.launch import CompileCase, supports_triton
+from vllm_triton.ops.launch import CompileCase, next_power_of_2, supports_triton
 from vllm_triton.ops.paged_attention.op import paged_attention
 
 # tl.dot takes no fewer rows or columns.
@@ -163,8 +163,8 @@ def select_config(
 ) -> PagedAttentionConfig:
     """Tile sizes: two variants a model, one for mostly decode and one for mostly prefill."""
     prefill = num_tokens >= PREFILL_QUERIES * num_sequences
-    block_m = max(64 if prefill else SMALLEST_TILE, triton.next_power_of_2(group))
-    block_d = max(triton.next_power_of_2(head_size), SMALLEST_TILE)
+    block_m = max(64 if prefill else SMALLEST_TILE, next_power_of_2(group))
+    block_d = max(next_power_of_2(head_size), SMALLEST_TILE)
     # Keys and values of two pipeline stages fit into 64 KiB of shared memory.
     bytes_per_key = 2 * 2 * block_d * dtype.itemsize
     block_n = min(max(65536 // bytes_per_key, SMALLEST_TILE), 64)
@@ -176,8 +176,8 @@ def select_config(
 def select_cpu_config(num_tokens: int, num_sequences: int, head_size: int, group: int) -> PagedAttentionConfig:
     """Tile sizes: as many rows as heads share a KV head for decode, enough to be worth loading keys for prefill."""
     prefill = num_tokens >= PREFILL_QUERIES * num_sequences
-    block_m = max(64 if prefill else 1, triton.next_power_of_2(group))
-    block_d = max(triton.next_power_of_2(head_size), SMALLEST_TILE)
+    block_m = max(64 if prefill else 1, next_power_of_2(group))
+    block_d = max(next_power_of_2(head_size), SMALLEST_TILE)
     return PagedAttentionConfig(block_m // group, block_m, 64, block_d, num_warps=1, num_stages=1)
 
 

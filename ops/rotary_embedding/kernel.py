@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from vllm_triton.ops.launch import CompileCase, rows_aligned, supports_triton
+from vllm_triton.ops.launch import CompileCase, next_power_of_2, rows_aligned, supports_triton
 from vllm_triton.ops.rotary_embedding.op import rotary_embedding
 
 # Elements of a tile of heads: more heads than fit are turned in a loop.
@@ -113,11 +113,11 @@ class RotaryEmbeddingConfig:
 
 
 def select_config(num_heads: int, head_size: int, rotary: int) -> RotaryEmbeddingConfig:
-    block_pairs = triton.next_power_of_2(rotary // 2)
-    block_heads = min(triton.next_power_of_2(num_heads), max(LARGEST_TILE // block_pairs, 1))
+    block_pairs = next_power_of_2(rotary // 2)
+    block_heads = min(next_power_of_2(num_heads), max(LARGEST_TILE // block_pairs, 1))
     num_warps = min(max(block_heads * block_pairs // 256, 1), 8)
     return RotaryEmbeddingConfig(
-        block_heads, block_pairs, triton.next_power_of_2(max(head_size - rotary, 1)), num_warps
+        block_heads, block_pairs, next_power_of_2(max(head_size - rotary, 1)), num_warps
     )
 
 

@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from vllm_triton.ops.launch import CompileCase, block_size, rows_aligned, supports_triton
+from vllm_triton.ops.launch import CompileCase, block_size, ceil_div, rows_aligned, supports_triton
 from vllm_triton.ops.silu_and_mul.op import silu_and_mul
 
 # Elements of a program: 8 for each of 128 threads, so that a bfloat16 row loads 16 bytes a thread.
@@ -64,7 +64,7 @@ def launch_silu_and_mul(x: torch.Tensor) -> torch.Tensor:
     if out.numel() == 0:
         return out
     config = select_config(num_columns)
-    grid = (num_rows, triton.cdiv(num_columns, config.block_i))
+    grid = (num_rows, ceil_div(num_columns, config.block_i))
     _silu_and_mul_kernel[grid](
         x, out, x.stride(0), num_columns, config.block_i, rows_aligned(x), num_warps=config.num_warps
     )
