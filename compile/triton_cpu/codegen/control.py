@@ -1,9 +1,11 @@
 """Control flow: loops, branches, blocks. Values that move between blocks are moved at once, as if in parallel."""
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from vllm_triton.compile.triton_cpu.codegen import elementwise
+from vllm_triton.compile.triton_cpu.codegen.expressions import uniform
 from vllm_triton.compile.triton_cpu.codegen.types import scalar
 from vllm_triton.compile.triton_cpu.ir import Block, Function, Operation, Region, UnsupportedOperationError, Value
 
@@ -80,7 +82,10 @@ def emit_for(generator: "Generator", operation: Operation) -> None:
     receive(generator, carried)
     _initialise(generator, initial, carried)
     variable = generator.names.new("n")
-    generator.scalars[index] = generator.scalars[low].__class__(variable, index.type.element, 0)
+    multiples = [generator.scalars[value].multiple for value in (low, step)]
+    generator.scalars[index] = uniform(
+        variable, index.type.element, multiple=math.gcd(*multiples) if all(multiples) else 0
+    )
     low_text, high_text, step_text = (generator.scalar(value).text for value in (low, high, step))
     c_type = scalar(index.type.element)
     generator.lines.append(

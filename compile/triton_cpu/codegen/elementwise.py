@@ -118,6 +118,10 @@ def compute(operation: Operation, operands: list[Expression]) -> Expression:
         return expressions.multiply(*operands)
     if name == "arith.andi" and element == "i1":
         return expressions.both(*operands)
+    if name in ("arith.divsi", "arith.remsi") and (divisor := _constant(operation.operands[1])):
+        divided = expressions.divide(operands[0], divisor, remainder=name == "arith.remsi")
+        if divided is not None:
+            return divided
     if name == "arith.cmpi":
         return _compare_integers(operation, operands)
     if name == "arith.cmpf":
@@ -176,7 +180,8 @@ def _template(operation: Operation, operands: list[Expression]) -> Callable[[lis
         if function is None:
             raise operation.unsupported(f"the library function {symbol!r}")
         return lambda texts: f"tcpu::{function}({', '.join(texts)})"
-    if name in ("arith.divsi", "arith.remsi") and (divisor := _power_of_two(operation.operands[1])):
+    if name in ("arith.divsi", "arith.remsi") and _is_power_of_two(_constant(operation.operands[1])):
+        divisor = _constant(operation.operands[1])
         return lambda texts: f"tcpu::{name[6:9]}_by<{divisor}>({texts[0]})"
     if name in _CALLS:
         function, takes_unsigned = _CALLS[name]
@@ -190,14 +195,18 @@ def _template(operation: Operation, operands: list[Expression]) -> Callable[[lis
     raise operation.unsupported()
 
 
-def _power_of_two(value: Value) -> int | None:
-    """The value, if it is that and constant in all lanes."""
+def _is_power_of_two(number: int | None) -> bool:
+    return number is not None and number.bit_count() == 1
+
+
+def _constant(value: Value) -> int | None:
+    """The value, if it is the same positive constant in all lanes."""
     while value.producer is not None and value.producer.name in ("tt.splat", "tt.broadcast"):
         value = value.producer.operands[0]
     if value.producer is None or value.producer.name != "arith.constant":
         return None
     number = value.producer.attributes["value"]
-    return number if isinstance(number, int) and number > 0 and number.bit_count() == 1 else None
+    return number if isinstance(number, int) and number > 0 else None
 
 
 def _compare_integers(operation: Operation, operands: list[Expression]) -> Expression:

@@ -5,6 +5,7 @@ lanes are set (below), or a vector. The first three are scalars in C++: addresse
 is affine with step 1 is one instruction.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,6 +25,8 @@ class Expression:
         the text itself is the address.
     start: affine, below: the same at the first chunk of the loop along the lanes, if each chunk adds (below: takes
         away) what its 16 lanes span.
+    multiple: of an integer: lane 0 is known to be zero or a positive multiple of this; 0 where nothing is known. Sums
+        and products are taken not to overflow, as an index that did would be out of range.
     """
 
     text: str
@@ -33,6 +36,7 @@ class Expression:
     step: str = "0"
     base: str | None = None
     start: "Start | None" = None
+    multiple: int = 0
 
     @property
     def is_uniform(self) -> bool:
@@ -53,8 +57,14 @@ class Start:
         return Start(template.format(self.text, other.text), self.level) if other.level <= self.level else None
 
 
-def uniform(text: str, element: str, level: int = 0) -> Expression:
-    return Expression(text, element, level)
+def uniform(text: str, element: str, level: int = 0, multiple: int = 0) -> Expression:
+    return Expression(text, element, level, multiple=multiple)
+
+
+def constant(text: str, element: str, value: object) -> Expression:
+    """A number whose value is known. Zero is a multiple of everything: of a power of two that none exceeds."""
+    known = value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    return uniform(text, element, multiple=0 if known is None else known or 1 << 62)
 
 
 def as_vector(expression: Expression) -> str:
@@ -97,8 +107,9 @@ def _linear(sign: str, left: Expression, right: Expression) -> Expression:
     if "vector" in (left.kind, right.kind) or element == "i1":
         return Expression(f"({as_vector(left)} {sign} {as_vector(right)})", element, level, "vector")
     text = f"({left.text} {sign} {right.text})"
+    multiple = math.gcd(left.multiple, right.multiple) if sign == "+" and left.multiple and right.multiple else 0
     if left.is_uniform and right.is_uniform:
-        return Expression(_wrapped(text, left, right, sign), element, level)
+        return Expression(_wrapped(text, left, right, sign), element, level, multiple=multiple)
     step = left.step if right.step == "0" else f"({left.step} {sign} {right.step})"
     step = {"(0 + 1)": "1"}.get(step, step)
     start = None
@@ -106,7 +117,7 @@ def _linear(sign: str, left: Expression, right: Expression) -> Expression:
         start = left.start.combined(f"({{0}} {sign} {{1}})", right)
     elif left.is_uniform and right.start is not None:
         start = right.start.combined(f"({{1}} {sign} {{0}})", left)
-    return Expression(text, element, level, "affine", step, start=start)
+    return Expression(text, element, level, "affine", step, start=start, multiple=multiple)
 
 
 def _wrapped(text: str, left: Expression, right: Expression, sign: str) -> str:
@@ -122,8 +133,19 @@ def multiply(left: Expression, right: Expression) -> Expression:
     if left.is_uniform and right.kind == "affine":
         return multiply(right, left)
     if left.is_uniform and right.is_uniform:
-        return Expression(_wrapped(f"({left.text} * {right.text})", left, right, "*"), element, level)
+        text, multiple = f"({left.text} * {right.text})", left.multiple * right.multiple
+        return Expression(_wrapped(text, left, right, "*"), element, level, multiple=multiple)
     return Expression(f"({as_vector(left)} * {as_vector(right)})", element, level, "vector")
+
+
+def divide(left: Expression, divisor: int, remainder: bool) -> Expression | None:
+    """A quotient or remainder of neighbours by a constant, where a chunk crosses no multiple of it; else None."""
+    if left.kind != "affine" or left.step != "1" or left.multiple % LANES or not left.multiple or divisor % LANES:
+        return None
+    if remainder:
+        text, multiple = f"({left.text} % {divisor})", math.gcd(left.multiple, divisor)
+        return Expression(text, left.element, left.level, "affine", "1", multiple=multiple)
+    return Expression(f"({left.text} / {divisor})", left.element, left.level, multiple=1)
 
 
 def below(predicate: str, left: Expression, right: Expression) -> Expression | None:

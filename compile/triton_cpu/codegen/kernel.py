@@ -4,7 +4,7 @@ Scalars become variables. Tensors are computed where they are read, 16 lanes at 
 gives them memory (`materialise`). What is a statement of its own, a store, a reduction, a loop, opens a `Nest`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vllm_triton.compile.triton_cpu.codegen import (
     atomics,
@@ -161,12 +161,15 @@ class Generator:
     def _view(self, operation: Operation, value: Value, indices: Indices, nest: Nest) -> Expression:
         name, shape = operation.name, value.type.shape or ()
         if name in ("arith.constant", "ub.poison"):  # poison: any value will do
-            return uniform(literal(operation.attributes.get("value", 0), value.type.element), value.type.element)
+            number = operation.attributes.get("value", 0)
+            return expressions.constant(literal(number, value.type.element), value.type.element, number)
         source = operation.operands[0] if operation.operands else value
         source_shape = source.type.shape or ()
         if name == "tt.make_range":
             start = operation.attributes["start"]
-            return expressions.add(indices[0], uniform(f"int32_t({start})", "i32")) if start else indices[0]
+            if not start:
+                return indices[0]
+            return expressions.add(indices[0], expressions.constant(f"int32_t({start})", "i32", start))
         if name == "tt.splat":
             return self.evaluate(source, (), nest)
         if name == "tt.unsplat":
@@ -278,8 +281,9 @@ class Generator:
                     self.buffers[result] = self.materialise(result)
                 continue
             if operation.name == "arith.constant":
-                self.scalars[result] = uniform(
-                    literal(operation.attributes["value"], result.type.element), result.type.element
+                number = operation.attributes["value"]
+                self.scalars[result] = expressions.constant(
+                    literal(number, result.type.element), result.type.element, number
                 )
                 continue
             nest = Nest((), self.names)
@@ -287,7 +291,7 @@ class Generator:
             self.lines += nest.before[0]
             target = self.declare(result.type)
             self.assign(target, value, result.type)
-            self.scalars[result] = target
+            self.scalars[result] = replace(target, multiple=value.multiple)
 
     def _table(self, operation: Operation, result: Value) -> Buffer:
         """A constant whose elements differ."""
@@ -303,7 +307,7 @@ class Generator:
     def program_id(self, operation: Operation) -> None:
         names = _PROGRAM if operation.name == "tt.get_program_id" else _NUM_PROGRAMS
         axis = next(word for word in operation.words if word in names)
-        self.scalars[operation.result] = uniform(names[axis], "i32")
+        self.scalars[operation.result] = uniform(names[axis], "i32", multiple=1)
 
     def store(self, operation: Operation) -> None:
         pointer, value = operation.operands[:2]

@@ -85,9 +85,11 @@ class Nest:
             elif axis == self.lane_axis:
                 start = Start("0", len(self.loops))
                 if extent == LANES:
-                    found[axis] = Expression("0", "i32", len(self.loops), "affine", "1", start=start)
+                    found[axis] = Expression("0", "i32", len(self.loops), "affine", "1", start=start, multiple=LANES)
                     continue
-                found[axis] = Expression(self._loop(extent, LANES), "i32", len(self.loops), "affine", "1", start=start)
+                found[axis] = Expression(
+                    self._loop(extent, LANES), "i32", len(self.loops), "affine", "1", start=start, multiple=LANES
+                )
                 self.lane_loop = self.loops[-1]
             else:
                 found[axis] = Expression(self._loop(extent, 1), "i32", len(self.loops))
