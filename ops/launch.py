@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import triton
 
 from vllm_triton.ops.platforms import why_not_triton
 from vllm_triton.ops.registry import Situation

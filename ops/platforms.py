@@ -30,7 +30,10 @@ class Platform:
     op_priority: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def order(self, op: str) -> tuple[str, ...]:
-        return self.op_priority.get(op, self.priority)
+        order = self.op_priority.get(op, self.priority)
+        if self.device == "cpu" and triton_interprets():  # right, and thousands of times slower
+            return tuple(sorted(order, key="triton".__eq__))
+        return order
 
     def kv_cache_memory(self) -> int:
         """Bytes that the KV cache may take of what is free now."""
@@ -38,8 +41,7 @@ class Platform:
         return int(free * self.kv_cache_fraction)
 
 
-# On the CPU, torch's vectorised implementations serve until Triton has a backend there.
-CPU = Platform("cpu", "cpu", ("torch", "triton", "reference"), torch.bfloat16, 0.25)
+CPU = Platform("cpu", "cpu", ("triton", "torch", "reference"), torch.bfloat16, 0.25)
 _LIBRARY_FIRST = {"linear": ("torch", "triton", "reference")}
 CUDA = Platform("cuda", "cuda", ("triton", "torch", "reference"), torch.bfloat16, 0.8, _LIBRARY_FIRST)
 HIP = Platform("hip", "cuda", ("triton", "torch", "reference"), torch.bfloat16, 0.8, _LIBRARY_FIRST)

@@ -14,6 +14,8 @@ from vllm_triton.ops.launch import CompileCase, block_size, ceil_div, rows_align
 
 # Elements of a program: 8 for each of 128 threads, so that a bfloat16 row loads 16 bytes a thread.
 LARGEST_BLOCK = 1024
+# A CPU reads rows in order: a program for most of one.
+LARGEST_CPU_BLOCK = 4096
 
 
 @triton.jit(do_not_specialize=["table_stride_v"])
@@ -42,8 +44,8 @@ class EmbeddingConfig:
     num_warps: int = 4
 
 
-def select_config(num_columns: int) -> EmbeddingConfig:
-    return EmbeddingConfig(block_size(num_columns, LARGEST_BLOCK))
+def select_config(num_columns: int, device: str) -> EmbeddingConfig:
+    return EmbeddingConfig(block_size(num_columns, LARGEST_CPU_BLOCK if device == "cpu" else LARGEST_BLOCK))
 
 
 COMPILE_CASES = [
@@ -61,7 +63,7 @@ def launch_embedding(token_ids: torch.Tensor, table: torch.Tensor) -> torch.Tens
     out = table.new_empty(num_tokens, num_columns)
     if out.numel() == 0:
         return out
-    config = select_config(num_columns)
+    config = select_config(num_columns, table.device.type)
     grid = (num_tokens, ceil_div(num_columns, config.block_e))
     _embedding_kernel[grid](
         token_ids,

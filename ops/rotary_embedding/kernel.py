@@ -116,9 +116,7 @@ def select_config(num_heads: int, head_size: int, rotary: int) -> RotaryEmbeddin
     block_pairs = next_power_of_2(rotary // 2)
     block_heads = min(next_power_of_2(num_heads), max(LARGEST_TILE // block_pairs, 1))
     num_warps = min(max(block_heads * block_pairs // 256, 1), 8)
-    return RotaryEmbeddingConfig(
-        block_heads, block_pairs, next_power_of_2(max(head_size - rotary, 1)), num_warps
-    )
+    return RotaryEmbeddingConfig(block_heads, block_pairs, next_power_of_2(max(head_size - rotary, 1)), num_warps)
 
 
 _POINTERS = {

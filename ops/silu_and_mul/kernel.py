@@ -16,6 +16,8 @@ from vllm_triton.ops.silu_and_mul.op import silu_and_mul
 
 # Elements of a program: 8 for each of 128 threads, so that a bfloat16 row loads 16 bytes a thread.
 LARGEST_BLOCK = 1024
+# A CPU reads rows in order: a program for most of one.
+LARGEST_CPU_BLOCK = 4096
 
 
 @triton.jit(do_not_specialize=["x_stride_t"])
@@ -44,8 +46,8 @@ class SiluAndMulConfig:
     num_warps: int = 4
 
 
-def select_config(num_columns: int) -> SiluAndMulConfig:
-    return SiluAndMulConfig(block_size(num_columns, LARGEST_BLOCK))
+def select_config(num_columns: int, device: str) -> SiluAndMulConfig:
+    return SiluAndMulConfig(block_size(num_columns, LARGEST_CPU_BLOCK if device == "cpu" else LARGEST_BLOCK))
 
 
 COMPILE_CASES = [
@@ -63,7 +65,7 @@ def launch_silu_and_mul(x: torch.Tensor) -> torch.Tensor:
     out = x.new_empty(num_rows, num_columns)
     if out.numel() == 0:
         return out
-    config = select_config(num_columns)
+    config = select_config(num_columns, x.device.type)
     grid = (num_rows, ceil_div(num_columns, config.block_i))
     _silu_and_mul_kernel[grid](
         x, out, x.stride(0), num_columns, config.block_i, rows_aligned(x), num_warps=config.num_warps

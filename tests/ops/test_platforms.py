@@ -2,6 +2,7 @@
 
 import pytest
 
+from vllm_triton.ops import platforms
 from vllm_triton.ops.platforms import _available_host_memory
 
 MIB = 2**20
@@ -27,3 +28,10 @@ def test_memory_without_a_limit_is_the_machines(tmp_path):
     for name, content in (("memory.max", "max"), ("memory.current", "1"), ("memory.stat", "")):
         (tmp_path / name).write_text(content)
     assert _available_host_memory(tmp_path) > machine / 2
+
+
+def test_a_cpu_prefers_triton_unless_it_interprets(monkeypatch):
+    monkeypatch.setattr(platforms, "triton_interprets", lambda: False)
+    assert platforms.CPU.order("linear") == ("triton", "torch", "reference")
+    monkeypatch.setattr(platforms, "triton_interprets", lambda: True)
+    assert platforms.CPU.order("linear") == ("torch", "reference", "triton")

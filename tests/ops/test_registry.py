@@ -174,7 +174,7 @@ def test_parse_choices_names_the_part_that_is_wrong(text, part):
 
 def test_trusted_calls_are_not_checked_in_this_thread_alone():
     wrong = torch.ones(2, 3), torch.ones(4), 1e-5
-    with registry_module.trusted_calls():
+    with registry_module.trusted_calls(), rms_norm.using("torch"):
         with pytest.raises(RuntimeError):  # torch's own complaint, from inside the implementation
             rms_norm(*wrong)
         other = threading.Thread(target=lambda: caught.append(_error_of(wrong)))

@@ -1,4 +1,6 @@
-"""Runs the other files of this folder, each in a process that does not interpret Triton."""
+"""Runs the other files of this folder, and the suites of the engine, in processes that do not interpret Triton: there
+the engine runs on Triton kernels alone.
+"""
 
 import os
 import subprocess
@@ -13,13 +15,16 @@ _FILES = sorted(file.name for file in Path(__file__).parent.glob("test_*.py") if
 _BOTH_LAUNCHERS = ("test_debugging.py", "test_launch.py", "test_recording.py")
 # Once more with bounds checks: every op's kernel among them.
 _CHECKED_TOO = ("test_functions.py", "test_kernels.py", "test_operations.py", "test_ops.py")
+_ENGINE = ("../engine", "../models", "../serve")
 _CASES = [
+    *((name, "native", "0") for name in _ENGINE),
     *((name, "native", "0") for name in _FILES),
     *((name, "ctypes", "0") for name in _BOTH_LAUNCHERS),
     *((name, "native", "1") for name in _CHECKED_TOO),
 ]
 
 
+@pytest.mark.timeout(900)  # each test of such a process has the usual limit
 @pytest.mark.parametrize(("file", "launcher", "checked"), _CASES)
 def test_in_a_process_of_its_own(file, launcher, checked):
     if reason := toolchain.why_no_compiler():
@@ -29,6 +34,6 @@ def test_in_a_process_of_its_own(file, launcher, checked):
     # What pytest-xdist and pytest-cov set for this process is not for its child.
     environment = {name: value for name, value in environment.items() if not name.startswith(("PYTEST_", "COV_"))}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider"]
-    path = Path(__file__).with_name(file)
+    path = Path(__file__).parent / file
     result = subprocess.run([*command, str(path)], env=environment, capture_output=True, text=True)
     assert result.returncode == 0, f"{result.stdout}\n{result.stderr}"

@@ -7,15 +7,21 @@ from vllm_triton.ops.registry import OPS
 from vllm_triton.ops.testing import Pick, suite
 
 KERNELS = [pytest.param(op, id=op.name) for op in OPS.values() if "triton" in op.implementations]
-NUM_SEEDS = 10
+# Compiling costs more than running: few shapes, each with several draws of values, strides and margins. In all more
+# than ten times the examples that the interpreter gets.
+NUM_SHAPES = 10
+NUM_DRAWS = 4
 
 
 @pytest.mark.parametrize("op", KERNELS)
 def test_matches_reference(op):
-    for seed in range(NUM_SEEDS):
-        dims = op.contract.test_dims(Pick.seeded(seed))
+    for shape in range(NUM_SHAPES):
+        dims = op.contract.test_dims(Pick.seeded(shape))
         for dtype in suite.dtypes_to_test(op, "triton"):
-            suite.check_matches_reference(op, "triton", dims, dtype, seed, margins=seed % 2 == 1)
+            for draw in range(NUM_DRAWS):
+                suite.check_matches_reference(
+                    op, "triton", dims, dtype, NUM_DRAWS * shape + draw, margins=draw % 2 == 1
+                )
 
 
 @pytest.mark.parametrize("op", [pair for pair in KERNELS if pair.values[0].contract.rows is not None])
