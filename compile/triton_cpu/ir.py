@@ -68,6 +68,14 @@ class Value:
     producer: "Operation | None" = None
     uses: list["Operation"] = field(default_factory=list)
 
+    @property
+    def constant(self) -> Any:
+        """The number that it is in all lanes, a list where they differ; None where it is no constant."""
+        producer = self.producer
+        while producer is not None and producer.name in ("tt.splat", "tt.broadcast"):
+            producer = producer.operands[0].producer
+        return producer.attributes["value"] if producer is not None and producer.name == "arith.constant" else None
+
 
 @dataclass(eq=False)
 class Operation:
@@ -93,6 +101,12 @@ class Operation:
     def result(self) -> Value:
         assert len(self.results) == 1, f"{self.name} has {len(self.results)} results"
         return self.results[0]
+
+    @property
+    def callee(self) -> str:
+        """Name of the function that a tt.call calls."""
+        [symbol] = [word for word in self.words if word.startswith("@")]
+        return symbol[1:].strip('"')
 
     def unsupported(self, what: str = "this operation") -> UnsupportedOperationError:
         types = ", ".join(str(value.type) for value in [*self.operands, *self.results])

@@ -77,12 +77,11 @@ def _check_gather(generator: "Generator", operation: Operation) -> None:
     nest.walk_plainly()
     value = memory.widen(generator.evaluate(index, tuple(nest.indices), nest))
     indices, outside = generator.names.new("p"), generator.names.new("w")
-    existing = f"{memory.ALL_LANES if nest.valid is None else (1 << nest.valid) - 1}u"
     nest.emit(f"const tcpu::vec<int64_t> {indices} = {as_vector(value)};")
     beyond = f"tcpu::cmp_ge((tcpu::vec<uint64_t>){indices}, tcpu::splat<uint64_t>({extent}))"
     found = f"(long long){indices}[__builtin_ctz({outside})]"
     report = failure(
         generator, operation, "OUT_OF_BOUNDS", f'"gather of element %lld from an axis of {extent}", {found}'
     )
-    nest.emit(f"if (const uint32_t {outside} = tcpu::movemask({beyond}) & {existing}) {report}")
+    nest.emit(f"if (const uint32_t {outside} = tcpu::movemask({beyond}) & {nest.existing}) {report}")
     generator.lines += nest.lines()

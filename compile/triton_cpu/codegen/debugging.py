@@ -48,7 +48,7 @@ def emit_assert(generator: "Generator", operation: Operation) -> None:
         index = index_text(condition, f"{nest.flat.text} + __builtin_ctz({wrong})")
         text = f'"assertion failed at index (%s): %s", {index}, {message}'
         report = failure(generator, operation, "ASSERTION", text)
-        nest.emit(f"if (const uint32_t {wrong} = ~{as_bits(value)} & {_existing(nest)}) {report}")
+        nest.emit(f"if (const uint32_t {wrong} = ~{as_bits(value)} & {nest.existing}) {report}")
     generator.lines += nest.lines()
 
 
@@ -72,7 +72,7 @@ def emit_print(generator: "Generator", operation: Operation) -> None:
             lanes = f"({as_vector(value)} & 1)" if element == "i1" else as_vector(value)
             shape = ", ".join(map(str, shape_of(operand.type)))
             call = f"tcpu::print_lanes<{storage}, {is_hex}, {shape}>"
-            nest.emit(f"{call}({head}, {nest.flat.text}, {_existing(nest)}, {lanes});")
+            nest.emit(f"{call}({head}, {nest.flat.text}, {nest.existing}, {lanes});")
         else:
             text = f"int32_t({value.text})" if element == "i1" else value.text
             nest.emit(f"tcpu::print<{storage}, {is_hex}>({head}, {text});")
@@ -83,8 +83,3 @@ def emit_print(generator: "Generator", operation: Operation) -> None:
 def index_text(value: Value, flat: str) -> str:
     """C++ of the indices, as text, of the element with this number."""
     return f"tcpu::index_text<{', '.join(map(str, shape_of(value.type)))}>({flat}).text"
-
-
-def _existing(nest: Nest) -> str:
-    """The lanes of a chunk that exist."""
-    return f"{memory.ALL_LANES if nest.valid is None else (1 << nest.valid) - 1}u"

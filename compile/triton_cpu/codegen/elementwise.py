@@ -201,11 +201,7 @@ def _is_power_of_two(number: int | None) -> bool:
 
 def _constant(value: Value) -> int | None:
     """The value, if it is the same positive constant in all lanes."""
-    while value.producer is not None and value.producer.name in ("tt.splat", "tt.broadcast"):
-        value = value.producer.operands[0]
-    if value.producer is None or value.producer.name != "arith.constant":
-        return None
-    number = value.producer.attributes["value"]
+    number = value.constant
     return number if isinstance(number, int) and number > 0 else None
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from vllm_triton.compile.triton_cpu.codegen import control
 from vllm_triton.compile.triton_cpu.codegen.provenance import Provenance
-from vllm_triton.compile.triton_cpu.codegen.types import STORAGE, scalar
+from vllm_triton.compile.triton_cpu.codegen.types import STORAGE, scalar_type
 from vllm_triton.compile.triton_cpu.ir import Function, Module, Operation, Region, Type
 from vllm_triton.compile.triton_cpu.parser import parse
 
@@ -60,9 +60,9 @@ class Program:
             self._refuse_tensors(self.kernel, type_)
             name = generator.names.new("a")
             if type_.is_pointer:
-                text = f"auto* {name} = ({_c_type(type_)})args[{index}];"
+                text = f"auto* {name} = ({scalar_type(type_)})args[{index}];"
             else:
-                text = f"const {_c_type(type_)} {name} = tcpu::argument<{_c_type(type_)}>(args[{index}]);"
+                text = f"const {scalar_type(type_)} {name} = tcpu::argument<{scalar_type(type_)}>(args[{index}]);"
             generator.declarations.append(text)
             generator.scalars[argument] = generator.variable(name, type_)
         control.emit_blocks(generator, self.kernel.body, lambda terminator: generator.lines.append("return;"))
@@ -95,9 +95,9 @@ class Program:
         parameters = [self.parameters]
         for argument, parameter in zip(function.arguments, _names("in", function.arguments), strict=True):
             self._refuse_tensors(function, argument.type)
-            parameters.append(f"{_c_type(argument.type)} {parameter}")
+            parameters.append(f"{scalar_type(argument.type)} {parameter}")
         for type_, parameter in zip(function.result_types, _names("out", function.result_types), strict=True):
-            parameters.append(f"{STORAGE[type_.element] if type_.is_tensor else _c_type(type_)}* {parameter}")
+            parameters.append(f"{STORAGE[type_.element] if type_.is_tensor else scalar_type(type_)}* {parameter}")
         return f"__attribute__((noinline)) void {self.called[name]}({', '.join(parameters)})"
 
     def _body(self, generator: "Generator") -> str:
@@ -117,7 +117,6 @@ class Program:
 
 def emit_call(generator: "Generator", operation: Operation) -> None:
     """tt.call."""
-    [symbol] = [word for word in operation.words if word.startswith("@")]
     arguments = [*generator.program.arguments]
     for operand in operation.operands:
         value = generator.scalar(operand)
@@ -129,7 +128,7 @@ def emit_call(generator: "Generator", operation: Operation) -> None:
         else:
             target = generator.scalars[result] = generator.declare(result.type)
             arguments.append(f"&{target.base or target.text}")
-    name = generator.program.called[symbol[1:].strip('"')]
+    name = generator.program.called[operation.callee]
     generator.lines.append(f"{name}({', '.join(arguments)});")
     if generator.program.can_fail:
         generator.lines.append("if (tcpu::failed(report)) return;")
@@ -142,7 +141,3 @@ def _has_assertion(region: Region) -> bool:
 
 def _names(prefix: str, items: list) -> list[str]:
     return [f"{prefix}_{number}" for number in range(len(items))]
-
-
-def _c_type(type_: Type) -> str:
-    return f"{STORAGE[type_.pointee or 'i8']}*" if type_.is_pointer else scalar(type_.element)

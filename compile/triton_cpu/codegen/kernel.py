@@ -23,7 +23,7 @@ from vllm_triton.compile.triton_cpu.codegen import (
 from vllm_triton.compile.triton_cpu.codegen.expressions import Expression, as_vector, lane_indices, uniform
 from vllm_triton.compile.triton_cpu.codegen.nest import Names, Nest
 from vllm_triton.compile.triton_cpu.codegen.plan import VIEWS, Plan
-from vllm_triton.compile.triton_cpu.codegen.types import LANES, STORAGE, WIDTH, literal, scalar, shape_of
+from vllm_triton.compile.triton_cpu.codegen.types import LANES, STORAGE, WIDTH, literal, scalar_type, shape_of
 from vllm_triton.compile.triton_cpu.ir import Block, Function, Operation, Type, Value
 
 # A program's buffers live on its thread's stack.
@@ -79,8 +79,7 @@ class Generator:
     def declare(self, type_: Type) -> Expression:
         """A variable for a scalar of this type."""
         name = self.names.new("s")
-        c_type = f"{STORAGE[type_.pointee or 'i8']}*" if type_.is_pointer else scalar(type_.element)
-        self.declarations.append(f"{c_type} {name};")
+        self.declarations.append(f"{scalar_type(type_)} {name};")
         return self.variable(name, type_)
 
     def assign(self, target: Expression, value: Expression, type_: Type) -> None:

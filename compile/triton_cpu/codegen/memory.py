@@ -31,8 +31,7 @@ def access(pointer: Expression, pointee: str, mask: Expression | None, nest: Nes
     level = max(pointer.level, mask.level if mask is not None else 0)
     bits = None if mask is None else nest.bits(mask)
     if nest.valid is not None:
-        existing = f"{(1 << nest.valid) - 1}u"
-        bits = existing if bits is None else f"({bits} & {existing})"
+        bits = nest.existing if bits is None else f"({bits} & {nest.existing})"
     condition = mask.text if mask is not None and mask.is_uniform else None
     return Access(pointer, STORAGE[pointee], pointee, bits, condition, level, mask)
 

@@ -123,6 +123,11 @@ class Nest:
         self.before[expression.level].append(f"const auto {name} = {expression.text};")
         return replace(expression, text=name)
 
+    @property
+    def existing(self) -> str:
+        """C++ bits of the lanes of a chunk that exist."""
+        return f"{(1 << (LANES if self.valid is None else self.valid)) - 1}u"
+
     def bits(self, mask: Expression) -> str:
         """A mask as the runtime's loads and stores take it."""
         if mask.start is None or self.lane_loop is None:

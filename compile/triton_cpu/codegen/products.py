@@ -96,7 +96,7 @@ def _table(generator: "Generator", load: Operation, swapped: bool) -> str | None
     if pointer.kind != "affine" or pointer.step != "1" or pointer.base is None or pointer.start is None:
         return None
     count = _count(rest[0], columns) if rest else str(columns)
-    if count is None or (len(rest) > 1 and not _is_zero(load.operands[2])):
+    if count is None or (len(rest) > 1 and load.operands[2].constant != 0):
         return None
     name = generator.names.new("o")
     storage = STORAGE[load.result.type.element]
@@ -112,13 +112,6 @@ def _count(mask: Expression, columns: int) -> str | None:
     if mask.is_uniform:
         return f"(({mask.text}) ? {columns} : 0)"
     return mask.start.text if mask.kind == "below" and mask.start is not None else None
-
-
-def _is_zero(value: Value) -> bool:
-    producer = value.producer
-    while producer is not None and producer.name in ("tt.splat", "tt.broadcast"):
-        producer = producer.operands[0].producer
-    return producer is not None and producer.name == "arith.constant" and producer.attributes["value"] == 0
 
 
 def _accumulator(generator: "Generator", operation: Operation, addend: Value) -> "Buffer":

@@ -86,8 +86,7 @@ class Provenance:
                 self._flow([operand] * len(results), results)
 
     def _call(self, operation: Operation) -> None:
-        [symbol] = [word for word in operation.words if word.startswith("@")]
-        function = self._module.functions[symbol[1:].strip('"')]
+        function = self._module.functions[operation.callee]
         self._flow(operation.operands, function.arguments)
         for block in function.body.blocks:
             if block.terminator.name == "tt.return":

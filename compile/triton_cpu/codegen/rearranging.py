@@ -64,7 +64,7 @@ def emit_cat(generator: "Generator", operation: Operation) -> None:
         if nest.valid is None:
             nest.emit(f"tcpu::store<{result.storage}>({place}, {value});")
         else:
-            nest.emit(f"tcpu::store_masked<{result.storage}>({place}, {(1 << nest.valid) - 1}u, {value});")
+            nest.emit(f"tcpu::store_masked<{result.storage}>({place}, {nest.existing}, {value});")
         generator.lines += nest.lines()
         start += operand.type.size
     generator.buffers[operation.result] = result

@@ -39,6 +39,11 @@ def scalar(element: str) -> str:
     return "bool" if element == "i1" else register(element)
 
 
+def scalar_type(type_: Type) -> str:
+    """C++ type of a scalar variable that may be a pointer."""
+    return f"{STORAGE[type_.pointee or 'i8']}*" if type_.is_pointer else scalar(type_.element)
+
+
 def vector(element: str) -> str:
     return f"tcpu::vec<{register(element)}>"
 
