@@ -16,6 +16,7 @@ from vllm_triton.ops.rms_norm import rms_norm
 from vllm_triton.ops.rotary_embedding import rotary_embedding
 from vllm_triton.ops.sample_tokens import sample_tokens
 from vllm_triton.ops.silu_and_mul import silu_and_mul
+from vllm_triton.ops.w4a16_mm import w4a16_mm
 
 __all__ = [
     "apply_logit_bias",
@@ -29,4 +30,5 @@ __all__ = [
     "rotary_embedding",
     "sample_tokens",
     "silu_and_mul",
+    "w4a16_mm",
 ]

@@ -70,6 +70,8 @@ class CpuUtils:
 
     def unload_module(self, module: int) -> None:
         """The code stays where a launch list still holds it."""
+        if sys.is_finalizing():  # nothing can be imported any more, and the process gives all back
+            return
         from vllm_triton.compile.triton_cpu.library import native
 
         native().triton_cpu_release(module)

@@ -3,13 +3,14 @@
 import pytest
 
 import vllm_triton.ops  # noqa: F401  (fills the registry)
+from vllm_triton.compile.triton_cpu import settings
 from vllm_triton.ops.registry import OPS
 from vllm_triton.ops.testing import Pick, suite
 
 KERNELS = [pytest.param(op, id=op.name) for op in OPS.values() if "triton" in op.implementations]
-# Compiling costs more than running: few shapes, each with several draws of values, strides and margins. In all more
-# than ten times the examples that the interpreter gets.
-NUM_SHAPES = 10
+# Compiling costs more than running: few shapes, each with several draws of values, strides and margins. With each dtype
+# more than ten times the 8 examples that the interpreter gets; fewer shapes where bounds are checked as well.
+NUM_SHAPES = 2 if settings.checked() else 7
 NUM_DRAWS = 4
 
 

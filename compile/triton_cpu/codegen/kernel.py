@@ -22,7 +22,7 @@ from vllm_triton.compile.triton_cpu.codegen import (
 )
 from vllm_triton.compile.triton_cpu.codegen.expressions import Expression, as_vector, lane_indices, uniform
 from vllm_triton.compile.triton_cpu.codegen.nest import Names, Nest
-from vllm_triton.compile.triton_cpu.codegen.plan import VIEWS, Plan
+from vllm_triton.compile.triton_cpu.codegen.plan import VIEWS, Plan, is_spread
 from vllm_triton.compile.triton_cpu.codegen.types import LANES, STORAGE, WIDTH, literal, scalar_type, shape_of
 from vllm_triton.compile.triton_cpu.ir import Block, Function, Operation, Type, Value
 
@@ -278,6 +278,8 @@ class Generator:
                     self.buffers[result] = self._table(operation, result)
                 elif result in self.plan.buffered:
                     self.buffers[result] = self.materialise(result)
+                    if is_spread(result):  # the compiler would keep it in registers and take lanes out of them
+                        self.lines.append(f"tcpu::settle({self.buffers[result].name});")
                 continue
             if operation.name == "arith.constant":
                 number = operation.attributes["value"]

@@ -1,11 +1,14 @@
 """A nest of loops over one tile, and the code that stands at each depth of it."""
 
+import math
 from dataclasses import dataclass, field, replace
 
 from vllm_triton.compile.triton_cpu.codegen import expressions
 from vllm_triton.compile.triton_cpu.codegen.expressions import Expression, Start, as_bits, uniform
 from vllm_triton.compile.triton_cpu.codegen.types import LANES, strides
 
+# Steps of a nest's unrolled loops together.
+MOST_UNROLLED = 32
 _SIMPLE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.")
 
 
@@ -26,6 +29,10 @@ class _Loop:
     extent: int
     step: int
 
+    @property
+    def steps(self) -> int:
+        return self.extent // self.step
+
 
 @dataclass
 class Nest:
@@ -35,6 +42,7 @@ class Nest:
     are scalars. Any other tile is walked as one flat row, and indices are vectors.
 
     order: axes from the outermost loop to the innermost; by default row-major. Only for tiles that are walked by rows.
+    unroll: whether the innermost loops are unrolled, as far as few steps result.
     lane_axis: the axis along which the lanes lie; None for a flat walk.
     valid: lanes of the only chunk that exist, for tiles of fewer than 16 elements.
 
@@ -45,6 +53,7 @@ class Nest:
     shape: tuple[int, ...]
     names: Names
     order: list[int] | None = None
+    unroll: bool = False
     indices: list[Expression] = field(init=False)
     lane_axis: int | None = field(init=False)
     valid: int | None = field(init=False, default=None)
@@ -94,12 +103,18 @@ class Nest:
             else:
                 found[axis] = Expression(self._loop(extent, 1), "i32", len(self.loops))
         self.indices = [found[axis] for axis in range(len(self.shape))]
-        self.flat = self.flat_index(self.indices)
+        self.flat = self._number(self.indices, self.shape)
 
     def flat_index(self, indices: list[Expression], shape: tuple[int, ...] | None = None) -> Expression:
         """The row-major number of the element at `indices`."""
+        if shape in (None, self.shape) and indices == self.indices:
+            return self.flat
+        return self._number(indices, self.shape if shape is None else shape)
+
+    @staticmethod
+    def _number(indices: list[Expression], shape: tuple[int, ...]) -> Expression:
         flat = uniform("0", "i32")
-        for index, stride in zip(indices, strides(self.shape if shape is None else shape), strict=True):
+        for index, stride in zip(indices, strides(shape), strict=True):
             if index.text == "0" and index.is_uniform:
                 continue
             scaled = index if stride == 1 else expressions.multiply(index, uniform(str(stride), "i32"))
@@ -162,6 +177,9 @@ class Nest:
                 part.pop()
             self.lane_loop = None
 
+    def _unrolled(self, level: int) -> bool:
+        return self.unroll and math.prod(loop.steps for loop in self.loops[level:]) <= MOST_UNROLLED
+
     def lines(self) -> list[str]:
         """The nest in braces of its own."""
         return ["{", *self._from(0), "}"]
@@ -179,6 +197,8 @@ class Nest:
                 lines += [*inside, "});"]
             else:
                 variable = loop.variable
+                if self._unrolled(level):
+                    lines.append(f"#pragma GCC unroll {loop.steps}")
                 lines.append(f"for (int32_t {variable} = 0; {variable} < {loop.extent}; {variable} += {loop.step}) {{")
                 lines += [*inside, "}"]
         return lines + self.after[level]

@@ -5,6 +5,7 @@ another time than the kernel does, or is impossible: then it gets a buffer.
 """
 
 from vllm_triton.compile.triton_cpu.codegen import elementwise
+from vllm_triton.compile.triton_cpu.codegen.types import shape_of
 from vllm_triton.compile.triton_cpu.ir import Block, Operation, Region, Value
 
 # Computed where they are read, at no cost.
@@ -15,6 +16,8 @@ VIEWS = frozenset(
 SIDE_EFFECTS = frozenset(["tt.store", "tt.atomic_rmw", "tt.atomic_cas", "tt.print", "tt.assert", "tt.call"])
 # More than this, and a second reader finds the value in memory.
 CHEAP = 6.0
+# The same for a float that is repeated along the lanes: it would be computed one element at a time.
+CHEAP_SCALAR = 2.0
 
 
 class Plan:
@@ -27,10 +30,15 @@ class Plan:
         self._depth: dict[Block, int] = {}
         self._place(body, 0)
         for block in self._depth:
-            for index, operation in enumerate(block.operations):
+            for operation in block.operations:
                 for result in operation.results:
                     if result.type.is_tensor:
-                        self._decide(operation, result, block, index)
+                        self._decide(operation, result, block)
+        for block in self._depth:
+            for index, operation in enumerate(block.operations):
+                is_tile = operation.name == "tt.load" and operation.result.type.is_tensor
+                if is_tile and not self._read_at_once(operation, block, index):
+                    self.buffered.add(operation.result)
 
     def _place(self, region: Region, depth: int) -> None:
         for block in region.blocks:
@@ -45,10 +53,8 @@ class Plan:
         block = self._owner[operation]
         return value in block.arguments or (value.producer is not None and self._owner.get(value.producer) is block)
 
-    def _decide(self, operation: Operation, value: Value, block: Block, index: int) -> None:
+    def _decide(self, operation: Operation, value: Value, block: Block) -> None:
         if operation.name == "tt.load":
-            if not self._read_at_once(operation, block, index):
-                self.buffered.add(value)
             self._cost[value] = 2.0
         elif operation.name in VIEWS:
             self._cost[value] = max((self.cost(operand) for operand in operation.operands), default=0.0)
@@ -74,7 +80,11 @@ class Plan:
         return value.type.element in ("i32", "i64", "i1")
 
     def _worth_memory(self, value: Value, block: Block) -> bool:
-        if value.type.is_pointer or self.cost(value) <= CHEAP:
+        if value.type.is_pointer or self.cost(value) <= CHEAP_SCALAR:
+            return False
+        if not self._is_index(value) and is_spread(value):
+            return True
+        if self.cost(value) <= CHEAP:
             return False
         deeper = any(self._depth[self._owner[use]] > self._depth[block] for use in value.uses)
         expanded = any(use.name in ("tt.expand_dims", "tt.broadcast", "tt.trans") for use in value.uses)
@@ -95,10 +105,20 @@ class Plan:
                 return value is not reader.operands[2]
             if reader.name not in elementwise.NAMES and reader.name not in ("tt.splat", "tt.reshape", "tt.trans"):
                 # A store may overwrite what a later chunk of the same loop still has to read.
-                return reader.name in ("tt.reduce", "scf.yield") and reader is not block.operations[-1]
+                return reader.name in ("tt.reduce", "scf.yield")
             if reader.result in self.buffered:
                 return True
             value, position = reader.result, following
+
+
+def is_spread(value: Value) -> bool:
+    """Whether a reader repeats each element along a new last axis."""
+    for use in value.uses:
+        if use.name == "tt.expand_dims" and use.attributes["axis"] == len(value.type.shape or ()):
+            return True
+        if use.name == "tt.reshape" and (is_spread(use.result) or shape_of(use.result.type)[-1] == 1):
+            return True
+    return False
 
 
 def _writes(operation: Operation) -> bool:

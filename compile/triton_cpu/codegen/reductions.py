@@ -166,7 +166,7 @@ def _reduce_across(generator: "Generator", operation: Operation, shape: tuple[in
     lane = lane_axis(shape)
     assert lane is not None, "the caller found lanes"
     others = [number for number in range(len(shape)) if number not in (axis, lane)]
-    nest = Nest(shape, generator.names, order=[*others, lane, axis])
+    nest = Nest(shape, generator.names, order=[*others, lane, axis], unroll=True)
     outer, partial = _accumulate(generator, operation, nest, axis, steps=shape[axis])
     index = nest.flat_index([ix for number, ix in enumerate(nest.indices) if number != axis], _without(shape, axis))
     for result, name in zip(operation.results, partial, strict=True):

@@ -39,6 +39,11 @@ TCPU_INLINE void put(T* p, X x) {
   }
 }
 
+// Leaves a buffer's values in memory: GCC would keep them in registers and take single lanes out of them at some expense.
+TCPU_INLINE void settle(const void* buffer) {
+  asm volatile("" : : "r"(buffer) : "memory");
+}
+
 // The rows of an operand, which lie anywhere, and how many elements of each exist; the others are zero.
 template <class T, int ROWS, int COLUMNS>
 struct row_table {
