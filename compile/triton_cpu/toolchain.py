@@ -32,6 +32,7 @@ _COMPILER_NAMES = {"bmi1": "bmi"}
 # Speed without giving up IEEE: NaN and infinity keep their meaning, so no -ffast-math.
 # psabi: vectors wider than a register are passed by inlining alone.
 # wrapv: integers wrap in Triton.
+_BINARY_NAME = "kernel.so"
 _KERNEL_FLAGS = ("-O3", "-fno-math-errno", "-fno-trapping-math", "-fwrapv", "-Wno-psabi")
 _COMMON_FLAGS = ("-std=c++17", "-fPIC", "-shared", "-fvisibility=default")
 
@@ -170,14 +171,27 @@ def kernel_flags(compiler: Compiler, instruction_set: str, fp_fusion: bool) -> t
 
 
 def build_kernel(source: str, instruction_set: str, fp_fusion: bool = True) -> bytes:
-    """The shared object of one kernel's C++ text.
+    """The shared object of one kernel's C++ text, kept by that text: what Triton tells apart, such as aligned pointers,
+    often comes to the same code.
 
     Raises: CompilerNotFoundError, CompileError, SettingError.
     """
-    from vllm_triton.compile.triton_cpu import precompiled
+    from triton.runtime.cache import get_cache_manager
 
     compiler = find_compiler()
     flags = kernel_flags(compiler, instruction_set, fp_fusion)
+    key = "\0".join([fingerprint(), *flags, source])
+    cache = get_cache_manager(hashlib.sha256(key.encode()).hexdigest())
+    if (found := cache.get_file(_BINARY_NAME)) is not None:
+        return Path(found).read_bytes()
+    binary = _compile(source, compiler, flags)
+    cache.put(binary, _BINARY_NAME)
+    return binary
+
+
+def _compile(source: str, compiler: Compiler, flags: tuple[str, ...]) -> bytes:
+    from vllm_triton.compile.triton_cpu import precompiled
+
     includes = [BACKEND_FOLDER / "runtime"]
     if source.startswith(f'#include "{precompiled.HEADER}"') and (folder := precompiled.folder(compiler, flags)):
         includes.insert(0, folder)
