@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from vllm_triton.ops.apply_logit_bias.op import apply_logit_bias
-from vllm_triton.ops.launch import CompileCase, ceil_div, supports_triton
+from vllm_triton.ops.launch import CompileCase, ceil_div, launch, supports_triton
 
 # Each lane touches a cache line of its own: small programs spread over more of the device.
 BLOCK_N = 128
@@ -62,6 +62,6 @@ def launch_apply_logit_bias(
     num_pairs = rows.shape[0]
     if num_pairs == 0:
         return
-    _apply_logit_bias_kernel[(ceil_div(num_pairs, BLOCK_N),)](
-        logits, rows, token_ids, bias, num_pairs, logits.stride(0), BLOCK_N
-    )
+    grid = (ceil_div(num_pairs, BLOCK_N),)
+    numbers = (num_pairs, logits.stride(0))
+    launch(_apply_logit_bias_kernel, grid, (logits, rows, token_ids, bias), numbers, (BLOCK_N,))

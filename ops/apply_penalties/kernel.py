@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from vllm_triton.ops.apply_penalties.op import apply_penalties
-from vllm_triton.ops.launch import CompileCase, ceil_div, supports_triton
+from vllm_triton.ops.launch import CompileCase, ceil_div, launch, supports_triton
 
 # 64 x 64 comparisons are 32 a thread.
 BLOCK_L = 64
@@ -108,15 +108,10 @@ def launch_apply_penalties(
     num_rows, num_positions = history.shape
     if num_rows == 0 or num_positions == 0:
         return
-    _apply_penalties_kernel[(num_rows, ceil_div(num_positions, BLOCK_L))](
-        logits,
-        history,
-        prompt_lens,
-        total_lens,
-        repetition,
-        frequency,
-        presence,
-        logits.stride(0),
-        history.stride(0),
-        BLOCK_L,
+    launch(
+        _apply_penalties_kernel,
+        (num_rows, ceil_div(num_positions, BLOCK_L)),
+        (logits, history, prompt_lens, total_lens, repetition, frequency, presence),
+        (logits.stride(0), history.stride(0)),
+        (BLOCK_L,),
     )

@@ -3,6 +3,7 @@
 y[t] = table[token_ids[t]]
 """
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +11,7 @@ import triton
 import triton.language as tl
 
 from vllm_triton.ops.embedding.op import embedding
-from vllm_triton.ops.launch import CompileCase, block_size, ceil_div, rows_aligned, supports_triton
+from vllm_triton.ops.launch import CompileCase, block_size, ceil_div, launch, rows_aligned, supports_triton
 
 # Elements of a program: 8 for each of 128 threads, so that a bfloat16 row loads 16 bytes a thread.
 LARGEST_BLOCK = 1024
@@ -44,6 +45,7 @@ class EmbeddingConfig:
     num_warps: int = 4
 
 
+@functools.cache
 def select_config(num_columns: int, device: str) -> EmbeddingConfig:
     return EmbeddingConfig(block_size(num_columns, LARGEST_CPU_BLOCK if device == "cpu" else LARGEST_BLOCK))
 
@@ -65,14 +67,6 @@ def launch_embedding(token_ids: torch.Tensor, table: torch.Tensor) -> torch.Tens
         return out
     config = select_config(num_columns, table.device.type)
     grid = (num_tokens, ceil_div(num_columns, config.block_e))
-    _embedding_kernel[grid](
-        token_ids,
-        table,
-        out,
-        table.stride(0),
-        num_columns,
-        config.block_e,
-        rows_aligned(table),
-        num_warps=config.num_warps,
-    )
+    constants = (num_columns, config.block_e, rows_aligned(table))
+    launch(_embedding_kernel, grid, (token_ids, table, out), (table.stride(0),), constants, config.num_warps)
     return out

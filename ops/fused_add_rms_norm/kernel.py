@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from vllm_triton.ops.fused_add_rms_norm.op import fused_add_rms_norm
-from vllm_triton.ops.launch import CompileCase, rows_aligned, supports_triton
+from vllm_triton.ops.launch import CompileCase, launch, rows_aligned, supports_triton
 from vllm_triton.ops.rms_norm.kernel import select_config
 
 
@@ -88,18 +88,12 @@ def launch_fused_add_rms_norm(
     if num_rows == 0:
         return out, residual_out
     config = select_config(num_columns)
-    _fused_add_rms_norm_kernel[(num_rows,)](
-        x,
-        residual,
-        weight,
-        out,
-        residual_out,
-        x.stride(0),
-        residual.stride(0),
-        eps,
-        num_columns,
-        config.block_e,
-        rows_aligned(x, residual),
-        num_warps=config.num_warps,
+    launch(
+        _fused_add_rms_norm_kernel,
+        (num_rows,),
+        (x, residual, weight, out, residual_out),
+        (x.stride(0), residual.stride(0), eps),
+        (num_columns, config.block_e, rows_aligned(x, residual)),
+        config.num_warps,
     )
     return out, residual_out

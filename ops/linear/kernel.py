@@ -8,13 +8,14 @@ weight while they are in the cache.
 Source: Tillet, Kung and Cox, "Triton: An Intermediate Language and Compiler for Tiled Neural Network Computations".
 """
 
+import functools
 from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 
-from vllm_triton.ops.launch import CompileCase, ceil_div, next_power_of_2, rows_aligned, supports_triton
+from vllm_triton.ops.launch import CompileCase, ceil_div, launch, next_power_of_2, rows_aligned, supports_triton
 from vllm_triton.ops.linear.op import linear
 
 GROUP_T = 8
@@ -80,6 +81,7 @@ class LinearConfig:
     num_stages: int
 
 
+@functools.cache
 def select_config(num_tokens: int, itemsize: int) -> LinearConfig:
     """Tiles that keep the loads in flight within 64 KiB of shared memory, the least that the GPUs in use offer.
 
@@ -97,10 +99,12 @@ def select_config(num_tokens: int, itemsize: int) -> LinearConfig:
     return LinearConfig(128, 128, 64 // itemsize, num_warps=8, num_stages=3)
 
 
+@functools.cache
 def select_cpu_config(num_tokens: int, depth: int) -> LinearConfig:
     """Tiles that read whole rows of x and of the weight, so that the weight streams through memory in order.
 
-    Few tokens are one tile. Many make tiles high enough that arranging a tile of the weight for them costs little.
+    Few tokens are one tile, and narrow ones share the rows of a small weight evenly among threads. Many make tiles high
+    enough that arranging a tile of the weight for them costs little.
 
     Args:
         num_tokens: rows of x.
@@ -108,7 +112,8 @@ def select_cpu_config(num_tokens: int, depth: int) -> LinearConfig:
     """
     block_t = min(next_power_of_2(num_tokens), 256)
     block_k = min(max(next_power_of_2(depth), 16), 4096 if block_t <= 32 else 1024)
-    return LinearConfig(block_t, 64 if block_t <= 64 else 128, block_k, num_warps=1, num_stages=1)
+    block_n = 16 if block_t <= 4 else 64 if block_t <= 64 else 128
+    return LinearConfig(block_t, block_n, block_k, num_warps=1, num_stages=1)
 
 
 _SIGNATURE = {
@@ -155,27 +160,16 @@ def launch_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
     out = x.new_empty(num_tokens, num_columns)
     if out.numel() == 0:
         return out
-    if x.device.type == "cpu":
-        config = select_cpu_config(num_tokens, depth)
-    else:
-        config = select_config(num_tokens, x.element_size())
+    config = select_cpu_config(num_tokens, depth) if x.is_cpu else select_config(num_tokens, x.element_size())
     grid = (ceil_div(num_tokens, config.block_t) * ceil_div(num_columns, config.block_n),)
-    _linear_kernel[grid](
-        x,
-        weight,
-        bias,
-        out,
-        num_tokens,
-        x.stride(0),
-        weight.stride(0),
-        num_columns,
-        depth,
-        config.block_t,
-        config.block_n,
-        config.block_k,
-        GROUP_T,
-        rows_aligned(x, weight),
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
+    tiles = (config.block_t, config.block_n, config.block_k)
+    launch(
+        _linear_kernel,
+        grid,
+        (x, weight, bias, out),
+        (num_tokens, x.stride(0), weight.stride(0)),
+        (num_columns, depth, *tiles, GROUP_T, rows_aligned(x, weight)),
+        config.num_warps,
+        config.num_stages,
     )
     return out

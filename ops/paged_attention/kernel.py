@@ -10,13 +10,14 @@ Source: Dao, "FlashAttention-2", algorithm 1; Kwon et al., "Efficient Memory Man
 with PagedAttention", section 4.
 """
 
+import functools
 from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 
-from vllm_triton.ops.launch import CompileCase, next_power_of_2, supports_triton
+from vllm_triton.ops.launch import CompileCase, launch, next_power_of_2, supports_triton
 from vllm_triton.ops.paged_attention.op import paged_attention
 
 # tl.dot takes no fewer rows or columns.
@@ -158,6 +159,7 @@ class PagedAttentionConfig:
     num_stages: int
 
 
+@functools.cache
 def select_config(
     num_tokens: int, num_sequences: int, head_size: int, group: int, dtype: torch.dtype
 ) -> PagedAttentionConfig:
@@ -173,6 +175,7 @@ def select_config(
     )
 
 
+@functools.cache
 def select_cpu_config(num_tokens: int, num_sequences: int, head_size: int, group: int) -> PagedAttentionConfig:
     """Tile sizes: as many rows as heads share a KV head for decode, enough to be worth loading keys for prefill."""
     prefill = num_tokens >= PREFILL_QUERIES * num_sequences
@@ -230,35 +233,19 @@ def launch_paged_attention(
         return
     group = num_heads // num_kv_heads
     group = num_heads // num_kv_heads
-    if query.device.type == "cpu":
+    if query.is_cpu:
         config = select_cpu_config(num_tokens, num_sequences, head_size, group)
     else:
         config = select_config(num_tokens, num_sequences, head_size, group, query.dtype)
-    _paged_attention_kernel[(num_tokens // config.block_q + num_sequences, num_kv_heads)](
-        query,
-        key_cache,
-        value_cache,
-        block_table,
-        seq_lens,
-        query_start_loc,
-        out,
-        scale,
-        window,
-        num_sequences,
-        query.stride(0),
-        query.stride(1),
-        *key_cache.stride()[:3],
-        *value_cache.stride()[:3],
-        block_table.stride(0),
-        out.stride(0),
-        out.stride(1),
-        key_cache.shape[1],
-        head_size,
-        group,
-        config.block_q,
-        config.block_m,
-        config.block_n,
-        config.block_d,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
+    caches = (*key_cache.stride()[:3], *value_cache.stride()[:3])
+    strides = (*query.stride()[:2], *caches, block_table.stride(0), *out.stride()[:2])
+    tiles = (config.block_q, config.block_m, config.block_n, config.block_d)
+    launch(
+        _paged_attention_kernel,
+        (num_tokens // config.block_q + num_sequences, num_kv_heads),
+        (query, key_cache, value_cache, block_table, seq_lens, query_start_loc, out),
+        (scale, window, num_sequences, *strides),
+        (key_cache.shape[1], head_size, group, *tiles),
+        config.num_warps,
+        config.num_stages,
     )

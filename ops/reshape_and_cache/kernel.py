@@ -5,13 +5,14 @@
 Source: Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention", section 4.
 """
 
+import functools
 from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 
-from vllm_triton.ops.launch import CompileCase, block_size, rows_aligned, supports_triton
+from vllm_triton.ops.launch import CompileCase, block_size, launch, rows_aligned, supports_triton
 from vllm_triton.ops.reshape_and_cache.op import reshape_and_cache
 
 # Elements copied at a time; a token's heads beyond it are copied in a loop.
@@ -109,6 +110,7 @@ class ReshapeAndCacheConfig:
     num_warps: int = 4
 
 
+@functools.cache
 def select_config(num_elements: int) -> ReshapeAndCacheConfig:
     return ReshapeAndCacheConfig(block_size(num_elements, LARGEST_BLOCK))
 
@@ -141,20 +143,12 @@ def launch_reshape_and_cache(
     if num_tokens == 0:
         return
     config = select_config(num_kv_heads * head_size)
-    _reshape_and_cache_kernel[(num_tokens,)](
-        key,
-        value,
-        key_cache,
-        value_cache,
-        slot_mapping,
-        *key.stride()[:2],
-        *value.stride()[:2],
-        *key_cache.stride()[:3],
-        *value_cache.stride()[:3],
-        key_cache.shape[1],
-        num_kv_heads,
-        head_size,
-        config.block,
-        rows_aligned(key, value, key_cache, value_cache),
-        num_warps=config.num_warps,
+    aligned = rows_aligned(key, value, key_cache, value_cache)
+    launch(
+        _reshape_and_cache_kernel,
+        (num_tokens,),
+        (key, value, key_cache, value_cache, slot_mapping),
+        (*key.stride()[:2], *value.stride()[:2], *key_cache.stride()[:3], *value_cache.stride()[:3]),
+        (key_cache.shape[1], num_kv_heads, head_size, config.block, aligned),
+        config.num_warps,
     )

@@ -3,13 +3,14 @@
 Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", equation 4.
 """
 
+import functools
 from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 
-from vllm_triton.ops.launch import CompileCase, block_size, supports_triton
+from vllm_triton.ops.launch import CompileCase, block_size, launch, supports_triton
 from vllm_triton.ops.rms_norm.op import rms_norm
 
 # A row up to this size stays in registers; longer ones loop. 8192 bf16 values are 16 KiB a program.
@@ -48,6 +49,7 @@ class RmsNormConfig:
     num_warps: int
 
 
+@functools.cache
 def select_config(num_columns: int) -> RmsNormConfig:
     block = block_size(num_columns, LARGEST_BLOCK)
     return RmsNormConfig(block, num_warps=min(max(block // 512, 1), 8))
@@ -77,7 +79,6 @@ def launch_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.
     if num_rows == 0:
         return out
     config = select_config(num_columns)
-    _rms_norm_kernel[(num_rows,)](
-        x, weight, out, x.stride(0), out.stride(0), eps, num_columns, config.block_e, num_warps=config.num_warps
-    )
+    numbers = (x.stride(0), out.stride(0), eps)
+    launch(_rms_norm_kernel, (num_rows,), (x, weight, out), numbers, (num_columns, config.block_e), config.num_warps)
     return out

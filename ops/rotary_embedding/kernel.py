@@ -7,13 +7,14 @@ float32 between load and store.
 Source: Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", equation 34.
 """
 
+import functools
 from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 
-from vllm_triton.ops.launch import CompileCase, next_power_of_2, rows_aligned, supports_triton
+from vllm_triton.ops.launch import CompileCase, launch, next_power_of_2, rows_aligned, supports_triton
 from vllm_triton.ops.rotary_embedding.op import rotary_embedding
 
 # Elements of a tile of heads: more heads than fit are turned in a loop.
@@ -112,6 +113,7 @@ class RotaryEmbeddingConfig:
     num_warps: int
 
 
+@functools.cache
 def select_config(num_heads: int, head_size: int, rotary: int) -> RotaryEmbeddingConfig:
     block_pairs = next_power_of_2(rotary // 2)
     block_heads = min(next_power_of_2(num_heads), max(LARGEST_TILE // block_pairs, 1))
@@ -159,27 +161,14 @@ def launch_rotary_embedding(
     if num_tokens == 0:
         return query_out, key_out
     config = select_config(max(num_query_heads, num_kv_heads), head_size, rotary)
-    _rotary_embedding_kernel[(num_tokens,)](
-        positions,
-        query,
-        key,
-        cos_sin,
-        query_out,
-        key_out,
-        query.stride(0),
-        query.stride(1),
-        key.stride(0),
-        key.stride(1),
-        cos_sin.stride(0),
-        num_query_heads,
-        num_kv_heads,
-        head_size,
-        rotary,
-        interleaved,
-        config.block_heads,
-        config.block_pairs,
-        config.block_rest,
-        rows_aligned(query, key, cos_sin),
-        num_warps=config.num_warps,
+    sizes = (num_query_heads, num_kv_heads, head_size, rotary, interleaved)
+    tiles = (config.block_heads, config.block_pairs, config.block_rest)
+    launch(
+        _rotary_embedding_kernel,
+        (num_tokens,),
+        (positions, query, key, cos_sin, query_out, key_out),
+        (*query.stride()[:2], *key.stride()[:2], cos_sin.stride(0)),
+        (*sizes, *tiles, rows_aligned(query, key, cos_sin)),
+        config.num_warps,
     )
     return query_out, key_out

@@ -7,13 +7,14 @@ block, finds the block in which the sum passes u * total, and scans that block a
 Source: see the op; Philox is Triton's tl.rand.
 """
 
+import functools
 from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 
-from vllm_triton.ops.launch import CompileCase, block_size, supports_triton
+from vllm_triton.ops.launch import CompileCase, block_size, launch, supports_triton
 from vllm_triton.ops.sample_tokens import reference
 from vllm_triton.ops.sample_tokens.op import sample_tokens
 
@@ -178,6 +179,7 @@ class SampleTokensConfig:
     num_warps: int
 
 
+@functools.cache
 def select_config(vocabulary: int) -> SampleTokensConfig:
     block = block_size(vocabulary, LARGEST_BLOCK)
     return SampleTokensConfig(block, num_warps=min(max(block // 512, 1), 8))
@@ -218,18 +220,12 @@ def launch_sample_tokens(
     if num_rows == 0:
         return tokens
     config = select_config(vocabulary)
-    _sample_tokens_kernel[(num_rows,)](
-        logits,
-        temperature,
-        min_p,
-        top_k,
-        top_p,
-        seeds,
-        steps,
-        tokens,
-        logits.stride(0),
-        vocabulary,
-        config.block_v,
-        num_warps=config.num_warps,
+    launch(
+        _sample_tokens_kernel,
+        (num_rows,),
+        (logits, temperature, min_p, top_k, top_p, seeds, steps, tokens),
+        (logits.stride(0),),
+        (vocabulary, config.block_v),
+        config.num_warps,
     )
     return tokens

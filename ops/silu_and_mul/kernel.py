@@ -5,13 +5,14 @@
 Source: Shazeer, "GLU Variants Improve Transformer", equation 6 (SwiGLU).
 """
 
+import functools
 from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 
-from vllm_triton.ops.launch import CompileCase, block_size, ceil_div, rows_aligned, supports_triton
+from vllm_triton.ops.launch import CompileCase, block_size, ceil_div, launch, rows_aligned, supports_triton
 from vllm_triton.ops.silu_and_mul.op import silu_and_mul
 
 # Elements of a program: 8 for each of 128 threads, so that a bfloat16 row loads 16 bytes a thread.
@@ -46,6 +47,7 @@ class SiluAndMulConfig:
     num_warps: int = 4
 
 
+@functools.cache
 def select_config(num_columns: int, device: str) -> SiluAndMulConfig:
     return SiluAndMulConfig(block_size(num_columns, LARGEST_CPU_BLOCK if device == "cpu" else LARGEST_BLOCK))
 
@@ -67,7 +69,6 @@ def launch_silu_and_mul(x: torch.Tensor) -> torch.Tensor:
         return out
     config = select_config(num_columns, x.device.type)
     grid = (num_rows, ceil_div(num_columns, config.block_i))
-    _silu_and_mul_kernel[grid](
-        x, out, x.stride(0), num_columns, config.block_i, rows_aligned(x), num_warps=config.num_warps
-    )
+    constants = (num_columns, config.block_i, rows_aligned(x))
+    launch(_silu_and_mul_kernel, grid, (x, out), (x.stride(0),), constants, config.num_warps)
     return out

@@ -9,6 +9,7 @@ One token takes a kernel of its own, bound by reading the weight: lanes are rows
 all of them. It does not convert q but puts its bits into the mantissa of a number from 1 to 2, which is 1 + q/16.
 """
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from vllm_triton.ops.launch import CompileCase, block_size, ceil_div, rows_aligned, supports_triton
+from vllm_triton.ops.launch import CompileCase, block_size, ceil_div, launch, rows_aligned, supports_triton
 from vllm_triton.ops.w4a16_mm.op import w4a16_mm
 
 _STRIDES = [
@@ -133,6 +134,7 @@ class W4A16Config:
     num_stages: int = 2
 
 
+@functools.cache
 def select_config(num_tokens: int, num_groups: int) -> W4A16Config:
     """One token: groups that share the work on x, without a rest. More: tiles of 64 columns.
 
@@ -176,22 +178,12 @@ def launch_w4a16_mm(x: torch.Tensor, quants: torch.Tensor, scales: torch.Tensor,
     config = select_config(num_tokens, num_groups)
     grid = (ceil_div(num_groups, config.block_j), ceil_div(num_tokens, config.block_t))
     tensors = (x, quants, scales, minima, out)
-    strides = [stride for tensor in (quants, scales, minima) for stride in tensor.stride()[:2]]
-    aligned = rows_aligned(quants, scales, minima)
-    warps = {"num_warps": config.num_warps, "num_stages": config.num_stages}
+    strides = (*quants.stride()[:2], *scales.stride()[:2], *minima.stride()[:2])
+    constants = (config.block_j, rows_aligned(quants, scales, minima))
     if num_tokens == 1:
-        _one_token_kernel[grid](*tensors, *strides, num_blocks, config.block_j, aligned, **warps)
-        return out
-    _tile_kernel[grid](
-        *tensors,
-        num_tokens,
-        x.stride(0),
-        *strides,
-        num_groups,
-        num_blocks,
-        config.block_t,
-        config.block_j,
-        aligned,
-        **warps,
-    )
+        launch(_one_token_kernel, grid, tensors, (*strides, num_blocks), constants, config.num_warps, config.num_stages)
+    else:
+        numbers = (num_tokens, x.stride(0), *strides, num_groups, num_blocks)
+        tiles = (config.block_t, *constants)
+        launch(_tile_kernel, grid, tensors, numbers, tiles, config.num_warps, config.num_stages)
     return out

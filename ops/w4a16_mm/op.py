@@ -24,9 +24,9 @@ def _words(dims: dict[str, int], generator: torch.Generator) -> torch.Tensor:
     bench_dims={
         "smollm2 gate_up decode": {"T": 1, "J": 192, "Q": 18},
         "smollm2 head decode": {"T": 1, "J": 3072, "Q": 18},
+        "smollm2 gate_up 16 sequences": {"T": 16, "J": 192, "Q": 18},
         "llama-3-8b qkv decode": {"T": 1, "J": 384, "Q": 128},
         "llama-3-8b gate_up decode": {"T": 1, "J": 1792, "Q": 128},
-        "llama-3-8b gate_up 16 sequences": {"T": 16, "J": 1792, "Q": 128},
     },
     rows="T",
     uses_dot=True,

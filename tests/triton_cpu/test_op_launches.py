@@ -1,0 +1,60 @@
+"""`ops.launch.launch` finds the code again that Triton would have chosen."""
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from vllm_triton.ops.launch import launch
+
+
+@triton.jit(do_not_specialize=["any_number"])
+def _sum_kernel(out_ptr, x_ptr, number, any_number, scale: tl.float32, C: tl.constexpr, N: tl.constexpr):
+    offsets = tl.program_id(0) * N + tl.arange(0, N)
+    x = 0 if x_ptr is None else tl.load(x_ptr + offsets)
+    tl.store(out_ptr + offsets, x + number + any_number + scale.to(tl.int32) + C)
+
+
+def _launched(dtype, with_x=True, number=1, any_number=1, scale=1.0, constant=0, programs=2):
+    out, x = torch.zeros(8, dtype=dtype), torch.arange(8).to(dtype)
+    tensors, numbers = (out, x if with_x else None), (number, any_number, scale)
+    launch(_sum_kernel, (programs,), tensors, numbers, (constant, 4), num_warps=1)
+    expected = with_x * torch.arange(8) + number + any_number + int(scale) + constant
+    expected[4 * programs :] = 0
+    assert torch.equal(out, expected.to(dtype))
+
+
+@pytest.mark.parametrize("repeats", [1, 3])
+def test_every_change_of_an_argument_counts(repeats):
+    changes = [{}, {"with_x": False}, {"scale": 3.0}, {"constant": 4}, {"programs": 1}]
+    changes += [{name: value} for name in ("number", "any_number") for value in (-5, 2, 16, 17, 2**33)]
+    for dtype in (torch.int64, torch.float64, torch.int32):
+        for changed in changes:
+            for _ in range(repeats if dtype != torch.int32 or 2**33 not in changed.values() else 0):
+                _launched(dtype, **changed)
+
+
+def test_unaligned_tensors_share_the_code():
+    buffer, out = torch.arange(9.0), torch.zeros(9)
+    for start in (0, 1, 0):
+        launch(_sum_kernel, (2,), (out[start : start + 8], buffer[start : start + 8]), (1, 1, 1.0), (0, 4))
+        assert torch.equal(out[start : start + 8], buffer[start : start + 8] + 3)
+
+
+def test_hooks_see_every_launch():
+    seen = []
+    hook = lambda metadata: seen.append(metadata.get()["name"])
+    triton.knobs.runtime.launch_enter_hook.add(hook)
+    try:
+        for _ in range(3):
+            _launched(torch.float32)
+    finally:
+        triton.knobs.runtime.launch_enter_hook.remove(hook)
+    _launched(torch.float32)
+    assert seen == ["_sum_kernel"] * 3
+
+
+def test_an_argument_that_the_kernel_cannot_take_is_named():
+    _launched(torch.float32)
+    with pytest.raises(ValueError, match=r"_sum_kernel: argument 'x_ptr' must be a CPU tensor, got one on meta"):
+        launch(_sum_kernel, (2,), (torch.zeros(8), torch.zeros(8, device="meta")), (1, 1, 1.0), (0, 4))
