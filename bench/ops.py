@@ -15,7 +15,7 @@ from typing import Any
 import roof
 import torch
 
-from vllm_triton.ops.contract import Dims
+from vllm_triton.ops.contract import Dims, Scalar
 from vllm_triton.ops.platforms import current_platform, triton_interprets
 from vllm_triton.ops.registry import OPS, Op, Situation
 from vllm_triton.ops.testing import assert_within_rounding, make_inputs, suite, timing
@@ -70,7 +70,7 @@ def measure_op(op: Op, dtype: torch.dtype, device: str, seconds: float) -> Itera
 
 def wrong_result(op: Op, implementation: str, dims: Dims, dtype: torch.dtype, device: str) -> str | None:
     """Why this implementation's result is not within rounding of the float64 reference, or None."""
-    inputs = make_inputs(op.contract, dims, dtype, device=device)
+    inputs = _inputs(op, dims, dtype, device)
     copies = {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in inputs.items()}
     exact = suite.run(op, op.reference, suite.widened(inputs))
     eager = suite.run(op, op.reference, copies)
@@ -83,8 +83,14 @@ def wrong_result(op: Op, implementation: str, dims: Dims, dtype: torch.dtype, de
     return None
 
 
+def _inputs(op: Op, dims: Dims, dtype: torch.dtype, device: str) -> dict[str, Any]:
+    """Of the usual kind, where tests draw the kind as well."""
+    inputs = make_inputs(op.contract, dims, dtype, device=device)
+    return inputs | {name: arg.example for name, arg in op.contract.args.items() if isinstance(arg, Scalar)}
+
+
 def _times(op: Op, implementation: str, dims: Dims, dtype: torch.dtype, device: str, seconds: float) -> dict[str, Any]:
-    arguments = tuple(make_inputs(op.contract, dims, dtype, device=device).values())
+    arguments = tuple(_inputs(op, dims, dtype, device).values())
     function = op.implementations[implementation].function
     with torch.inference_mode():
         taken = timing.measure(lambda: function(*arguments), device, seconds)

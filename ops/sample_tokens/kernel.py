@@ -1,8 +1,8 @@
-"""Sampling, one program a row: thresholds by bisection, then a draw in two levels; float32 throughout.
+"""Sampling, one program a row: thresholds by quartering, then a draw in two levels; float32 throughout.
 
 The k-th largest logit and the floor of top-p are found without a sort: the bits of a float, read as an integer in the
-right order, are bisected, at most 32 passes over the row, and only in rows that ask. The draw sums the row block by
-block, finds the block in which the sum passes u * total, and scans that block alone.
+right order, are halved twice a pass, at most 16 passes over the row, and only in rows that ask. The draw sums the row
+block by block, finds the block in which the sum passes u * total, and scans that block alone.
 
 Source: see the op; Philox is Triton's tl.rand.
 """
@@ -60,23 +60,47 @@ def _mass_from(logits_ptr, floor, peak, temperature, min_p, V: tl.constexpr, BLO
 
 
 @triton.jit
-def _count_from(logits_ptr, floor, V: tl.constexpr, BLOCK_V: tl.constexpr):
-    """How many tokens have a key of at least `floor`, which is above that of minus infinity."""
-    count = floor * 0
+def _masses_from(logits_ptr, floors, peak, temperature, min_p, V: tl.constexpr, BLOCK_V: tl.constexpr):
+    """The same for three floors in one pass."""
+    first, second, third = floors
+    masses = (peak * 0.0, peak * 0.0, peak * 0.0)
+    for start in range(0, V, BLOCK_V):
+        keys, weights = _load_weights(logits_ptr, start, peak, temperature, min_p, V, BLOCK_V)
+        masses = (
+            masses[0] + tl.sum(tl.where(keys >= first, weights, 0.0)),
+            masses[1] + tl.sum(tl.where(keys >= second, weights, 0.0)),
+            masses[2] + tl.sum(tl.where(keys >= third, weights, 0.0)),
+        )
+    return masses
+
+
+@triton.jit
+def _counts_from(logits_ptr, floors, V: tl.constexpr, BLOCK_V: tl.constexpr):
+    """How many tokens have a key of at least each of three floors, which are above that of minus infinity."""
+    first, second, third = floors
+    counts = (first * 0, first * 0, first * 0)
     for start in range(0, V, BLOCK_V):
         keys = _key(_load_logits(logits_ptr, start, V, BLOCK_V))
-        count += tl.sum((keys >= floor).to(tl.int32))
-    return count
+        counts = (
+            counts[0] + tl.sum((keys >= first).to(tl.int32)),
+            counts[1] + tl.sum((keys >= second).to(tl.int32)),
+            counts[2] + tl.sum((keys >= third).to(tl.int32)),
+        )
+    return counts
 
 
 @triton.jit
 def _top_k_floor(logits_ptr, low, high, top_k, V: tl.constexpr, BLOCK_V: tl.constexpr):
-    """The largest key that at least top_k tokens reach; keys in int64, so that a midpoint cannot overflow."""
+    """The largest key that at least top_k tokens reach; keys in int64, so that three times a width cannot overflow."""
     while low < high:
-        middle = (low + high + 1) >> 1
-        enough = _count_from(logits_ptr, middle.to(tl.int32), V, BLOCK_V) >= top_k
-        low = tl.where(enough, middle, low)
-        high = tl.where(enough, high, middle - 1)
+        width = high - low
+        at = (high - (3 * width >> 2), high - (width >> 1), high - (width >> 2))  # ascending, above low
+        floors = (at[0].to(tl.int32), at[1].to(tl.int32), at[2].to(tl.int32))
+        counts = _counts_from(logits_ptr, floors, V, BLOCK_V)
+        for index in tl.static_range(3):
+            enough = counts[index] >= top_k
+            low = tl.where(enough, at[index], low)
+            high = tl.where(enough, high, tl.minimum(high, at[index] - 1))
     return low
 
 
@@ -85,10 +109,14 @@ def _top_p_floor(logits_ptr, low, high, top_p, peak, temperature, min_p, V: tl.c
     """The smallest key above which less than top_p of the mass lies that `low` keeps."""
     wanted = top_p * _mass_from(logits_ptr, low.to(tl.int32), peak, temperature, min_p, V, BLOCK_V)
     while low < high:
-        middle = (low + high) >> 1
-        above = _mass_from(logits_ptr, (middle + 1).to(tl.int32), peak, temperature, min_p, V, BLOCK_V)
-        low = tl.where(above < wanted, low, middle + 1)
-        high = tl.where(above < wanted, middle, high)
+        width = high - low
+        at = (low + (width >> 2), low + (width >> 1), low + (3 * width >> 2))  # ascending, below high
+        floors = ((at[0] + 1).to(tl.int32), (at[1] + 1).to(tl.int32), (at[2] + 1).to(tl.int32))
+        above = _masses_from(logits_ptr, floors, peak, temperature, min_p, V, BLOCK_V)
+        for index in tl.static_range(3):
+            is_less = above[index] < wanted
+            low = tl.where(is_less, low, tl.maximum(low, at[index] + 1))
+            high = tl.where(is_less, tl.minimum(high, at[index]), high)
     return low
 
 

@@ -203,3 +203,46 @@ def test_a_scalar_is_stored_as_it_is_beside_a_choice_that_takes_another():
     total, chosen = torch.zeros(17), torch.zeros(17)
     _scalar_beside_a_choice[(1,)](torch.full((512,), 5.0), total, chosen)
     assert total[::16].tolist() == [8, 3] and chosen[::16].tolist() == [8, 1]
+
+
+@triton.jit
+def _streamed(x_ptr, out_ptr, n, EARLY: tl.constexpr, N: tl.constexpr):
+    offsets = tl.program_id(0) * N + tl.arange(0, N)
+    tl.store(out_ptr + offsets, tl.load(x_ptr + offsets, mask=offsets < n), mask=offsets < n, cache_modifier=".cs")
+    if EARLY and tl.program_id(0) == 0:
+        return
+    tl.store(out_ptr + n + tl.program_id(0), tl.program_id(0).to(out_ptr.dtype.element_ty), cache_modifier=".cs")
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16, torch.float32, torch.int64])
+@pytest.mark.parametrize("start", [0, 1, 16])
+@pytest.mark.parametrize("early", [False, True])
+def test_stores_past_the_caches(dtype, start, early):
+    """From aligned and unaligned places, by whole and partial chunks, one element among them."""
+    n, block, programs = 70, 32, 3
+    x, buffer = torch.arange(n).to(dtype), torch.full((start + n + programs + 1,), -1, dtype=dtype)
+    _streamed[(programs,)](x, buffer[start:], n, early, block)
+    ends = torch.tensor([-1 if early else 0, 1, 2, -1]).to(dtype)
+    assert torch.equal(buffer, torch.cat([torch.full((start,), -1, dtype=dtype), x, ends]))
+
+
+@triton.jit
+def _short_reductions(x_ptr, weight_ptr, out_ptr, A: tl.constexpr, B: tl.constexpr, C: tl.constexpr, N: tl.constexpr):
+    """Sums beside the lanes, of products by numbers that are the same for all lanes and of a type to convert."""
+    a, b, c = tl.arange(0, A)[:, None, None, None], tl.arange(0, B)[None, :, None, None], tl.arange(0, C)
+    lanes = tl.arange(0, N)
+    x = tl.load(x_ptr + ((a * B + b) * C + c[None, None, :, None]) * N + lanes)
+    for step in range(2):
+        weight = tl.load(weight_ptr + step * B * C + tl.arange(0, B * C)).to(tl.float32)
+        products = x * tl.reshape(weight, [1, B, C, 1])
+        tl.store(
+            out_ptr + step * A * N + tl.arange(0, A)[:, None] * N + lanes, tl.sum(tl.sum(products, axis=2), axis=1)
+        )
+
+
+@pytest.mark.parametrize("a, b, c, n", [(1, 4, 8, 16), (4, 4, 8, 16), (2, 8, 8, 32), (1, 1, 2, 16), (2, 2, 4, 4)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.int8])
+def test_short_reductions_beside_the_lanes(a, b, c, n, dtype):
+    x, weight, out = torch.randn(a, b, c, n), torch.randint(-9, 9, (2, b, c)).to(dtype), torch.empty(2, a, n)
+    _short_reductions[(1,)](x, weight, out, a, b, c, n)
+    torch.testing.assert_close(out, torch.einsum("abcn,sbc->san", x, weight.float()), rtol=1e-5, atol=1e-4)

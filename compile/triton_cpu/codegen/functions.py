@@ -102,7 +102,10 @@ class Program:
 
     def _body(self, generator: "Generator") -> str:
         used = " ".join(f"(void){name};" for name in self.arguments)
-        return "\n".join([used, *generator.declarations, *generator.lines])
+        lines = generator.lines
+        if generator.streams:
+            lines = ["tcpu::fence();\nreturn;" if line == "return;" else line for line in lines]
+        return "\n".join([used, *generator.declarations, *lines])
 
     def _generator(self, function: Function) -> "Generator":
         from vllm_triton.compile.triton_cpu.codegen.kernel import Generator

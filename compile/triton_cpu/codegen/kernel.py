@@ -23,7 +23,7 @@ from vllm_triton.compile.triton_cpu.codegen import (
 from vllm_triton.compile.triton_cpu.codegen.expressions import Expression, as_vector, lane_indices, uniform
 from vllm_triton.compile.triton_cpu.codegen.nest import Names, Nest
 from vllm_triton.compile.triton_cpu.codegen.plan import VIEWS, Plan, is_spread
-from vllm_triton.compile.triton_cpu.codegen.types import LANES, STORAGE, WIDTH, literal, scalar_type, shape_of
+from vllm_triton.compile.triton_cpu.codegen.types import HALVES, LANES, STORAGE, WIDTH, literal, scalar_type, shape_of
 from vllm_triton.compile.triton_cpu.ir import Block, Function, Operation, Type, Value
 
 # A program's buffers live on its thread's stack.
@@ -68,6 +68,7 @@ class Generator:
         self.declarations: list[str] = []
         self.lines: list[str] = []
         self.frame = 0
+        self.streams = False
 
     @staticmethod
     def variable(name: str, type_: Type) -> Expression:
@@ -223,13 +224,28 @@ class Generator:
         """Computes a tensor into memory now."""
         target = buffer or self.new_buffer(value.type)
         nest = Nest(target.shape, self.names)
+        place = f"{target.name} + {nest.flat.text}"
+        copied = self._copy(value, place, nest)
+        if copied is not None:
+            nest.emit(copied)
+            self.lines += nest.lines()
+            return target
         result, rounds = self._to_store(value, tuple(nest.indices), nest)
         if value.type.is_pointer:
             result = memory.to_address(result, value.type.pointee or "i8")
-        place = f"{target.name} + {nest.flat.text}"
         nest.emit(f"tcpu::store<{target.storage}>({place}, {memory.stored(result, rounds)});")
         self.lines += nest.lines()
         return target
+
+    def _copy(self, value: Value, place: str, nest: Nest) -> str | None:
+        """What moves a loaded tile of small floats to a place without a look at them, or None."""
+        load = value.producer
+        if load is None or load.name != "tt.load" or value in self.buffers or value.type.element not in HALVES:
+            return None
+        pointer, *rest = [self.operand(operand, tuple(nest.indices), nest) for operand in load.operands]
+        if len(rest) > 1 and load.operands[2].constant != 0:
+            return None
+        return memory.copy(memory.access(pointer, value.type.element, rest[0] if rest else None, nest), place)
 
     def _to_store(self, value: Value, indices: Indices, nest: Nest) -> tuple[Expression, bool]:
         """The value at `indices`, and whether the store has to round it: then a rounding before it is left out."""
@@ -317,7 +333,9 @@ class Generator:
         stored, rounds = self._to_store(value, indices if value.type.is_tensor else (), nest)
         place, *masks = [self.operand(operand, indices, nest) for operand in (pointer, *operation.operands[2:])]
         where = memory.access(place, pointer.type.pointee or "i8", masks[0] if masks else None, nest)
-        text, _ = memory.store(where, stored, rounds)
+        streams = operation.attributes.get("cacheModifier") == "cs"
+        self.streams |= streams
+        text, _ = memory.store(where, stored, rounds, streams)
         nest.emit(text)
         self.lines += nest.lines()
 

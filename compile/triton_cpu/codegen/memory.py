@@ -73,23 +73,33 @@ def load(where: Access, other: Expression | None) -> Expression:
     return Expression(text, element, level, "vector")
 
 
+def copy(where: Access, place: str) -> str | None:
+    """The statement that moves a chunk of neighbours to a buffer, zero where nothing is read; None for other chunks."""
+    if where.pointer.kind != "affine" or where.pointer.step != "1" or where.pointer.base is None:
+        return None
+    source = address(where.pointer, where.storage)
+    if where.bits is None:
+        return f"tcpu::copy<{where.storage}>({place}, {source});"
+    return f"tcpu::copy_masked<{where.storage}>({place}, {source}, {where.bits});"
+
+
 def stored(value: Expression, rounds: bool) -> str:
     """The 16 lanes as a store takes them. rounds: a small float's value is not rounded to it yet."""
     return as_vector(value) if rounds or value.element not in HALVES else f"tcpu::exact{{{as_vector(value)}}}"
 
 
-def store(where: Access, value: Expression, rounds: bool = False) -> tuple[str, int]:
-    """The statement, and the level at which it stands."""
+def store(where: Access, value: Expression, rounds: bool = False, streams: bool = False) -> tuple[str, int]:
+    """The statement, and the level at which it stands. streams: past the caches, where it is one of neighbours."""
     pointer, storage = where.pointer, where.storage
     level = max(where.level, value.level)
     if pointer.is_uniform and value.is_uniform and (where.mask is None or where.mask.is_uniform):
         text = f"tcpu::store_scalar<{storage}>({address(pointer, storage)}, {value.text});"
         return (f"if ({where.condition}) {text}" if where.condition is not None else text), level
     if pointer.kind == "affine" and pointer.step == "1" and pointer.base is not None:
-        place = address(pointer, storage)
+        place, name = address(pointer, storage), "stream" if streams else "store"
         if where.bits is None:
-            return f"tcpu::store<{storage}>({place}, {stored(value, rounds)});", level
-        return f"tcpu::store_masked<{storage}>({place}, {where.bits}, {stored(value, rounds)});", level
+            return f"tcpu::{name}<{storage}>({place}, {stored(value, rounds)});", level
+        return f"tcpu::{name}_masked<{storage}>({place}, {where.bits}, {stored(value, rounds)});", level
     bits = where.bits or f"{ALL_LANES}u"
     return f"tcpu::scatter{_scattered(pointer, storage)}, {bits}, {stored(value, rounds)});", level
 

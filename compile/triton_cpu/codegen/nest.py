@@ -43,6 +43,7 @@ class Nest:
 
     order: axes from the outermost loop to the innermost; by default row-major. Only for tiles that are walked by rows.
     unroll: whether the innermost loops are unrolled, as far as few steps result.
+    parts: chunks that one turn of the loop along the lanes takes, where there are many; `part` counts them.
     lane_axis: the axis along which the lanes lie; None for a flat walk.
     valid: lanes of the only chunk that exist, for tiles of fewer than 16 elements.
 
@@ -54,6 +55,7 @@ class Nest:
     names: Names
     order: list[int] | None = None
     unroll: bool = False
+    parts: int = 1
     indices: list[Expression] = field(init=False)
     lane_axis: int | None = field(init=False)
     valid: int | None = field(init=False, default=None)
@@ -63,6 +65,8 @@ class Nest:
         self.loops: list[_Loop] = []
         self.limits: list[str] = []
         self.memo: dict[object, Expression] = {}
+        self.part: str | None = None
+        opening: list[str] = []
         size = 1
         for extent in self.shape:
             size *= extent
@@ -71,7 +75,10 @@ class Nest:
             self._walk_flat(size)
         else:
             self._walk_rows()
-        self.before: list[list[str]] = [[] for _ in range(len(self.loops) + 1)]
+        if self.part is not None:
+            first, lanes = self.loops[-2].variable, self.indices[self.lane_axis or 0].text
+            opening.append(f"const int32_t {lanes} = {first} + {LANES} * {self.part};")
+        self.before: list[list[str]] = [[] for _ in range(len(self.loops))] + [opening]
         self.after: list[list[str]] = [[] for _ in range(len(self.loops) + 1)]
 
     def _walk_flat(self, size: int) -> None:
@@ -96,10 +103,8 @@ class Nest:
                 if extent == LANES:
                     found[axis] = Expression("0", "i32", len(self.loops), "affine", "1", start=start, multiple=LANES)
                     continue
-                found[axis] = Expression(
-                    self._loop(extent, LANES), "i32", len(self.loops), "affine", "1", start=start, multiple=LANES
-                )
-                self.lane_loop = self.loops[-1]
+                variable = self._lane_loop(extent)
+                found[axis] = Expression(variable, "i32", len(self.loops), "affine", "1", start=start, multiple=LANES)
             else:
                 found[axis] = Expression(self._loop(extent, 1), "i32", len(self.loops))
         self.indices = [found[axis] for axis in range(len(self.shape))]
@@ -120,6 +125,16 @@ class Nest:
             scaled = index if stride == 1 else expressions.multiply(index, uniform(str(stride), "i32"))
             flat = scaled if flat.text == "0" and flat.is_uniform else expressions.add(flat, scaled)
         return flat
+
+    def _lane_loop(self, extent: int) -> str:
+        step = LANES * self.parts
+        is_long = self.parts > 1 and extent % step == 0 and extent > step
+        variable = self._loop(extent, step if is_long else LANES)
+        self.lane_loop = self.loops[-1]
+        if not is_long:
+            return variable
+        self.part = self._loop(self.parts, 1)
+        return self.names.new("i")
 
     def _loop(self, extent: int, step: int) -> str:
         variable = self.names.new("i")
@@ -178,6 +193,8 @@ class Nest:
             self.lane_loop = None
 
     def _unrolled(self, level: int) -> bool:
+        if self.loops[level].variable == self.part:
+            return True
         return self.unroll and math.prod(loop.steps for loop in self.loops[level:]) <= MOST_UNROLLED
 
     def lines(self) -> list[str]:
@@ -191,9 +208,8 @@ class Nest:
             inside = self._from(level + 1)
             if loop is self.lane_loop and self.limits:
                 limits = ", ".join(f"int64_t({limit})" for limit in self.limits)
-                lines.append(
-                    f"tcpu::walk<{loop.extent}>({{{limits}}}, [&](auto chunk, int32_t {loop.variable}) TCPU_BODY {{"
-                )
+                head = f"tcpu::walk<{loop.extent}, {loop.step}>({{{limits}}}"
+                lines.append(f"{head}, [&](auto chunk, int32_t {loop.variable}) TCPU_BODY {{")
                 lines += [*inside, "});"]
             else:
                 variable = loop.variable

@@ -26,6 +26,7 @@ class Plan:
     def __init__(self, body: Region):
         self.buffered: set[Value] = set()
         self._cost: dict[Value, float] = {}
+        self._read: set[Value] = set()
         self._owner: dict[Operation, Block] = {}
         self._depth: dict[Block, int] = {}
         self._place(body, 0)
@@ -55,12 +56,17 @@ class Plan:
 
     def _decide(self, operation: Operation, value: Value, block: Block) -> None:
         if operation.name == "tt.load":
+            self._read.add(value)
             self._cost[value] = 2.0
         elif operation.name in VIEWS:
+            if any(operand in self._read for operand in operation.operands):
+                self._read.add(value)
             self._cost[value] = max((self.cost(operand) for operand in operation.operands), default=0.0)
             if operation.name == "tt.join":
                 self._cost[value] *= 2
         elif operation.name in elementwise.NAMES:
+            if self._is_read(operation):
+                self._read.add(value)
             if value.type.is_pointer or self._is_index(value):
                 self._cost[value] = 0.5 + sum(self.cost(operand) for operand in operation.operands) / 2
             else:
@@ -75,9 +81,16 @@ class Plan:
     def cost(self, value: Value) -> float:
         return self._cost.get(value, 0.0 if not value.type.is_tensor else 1.0)
 
-    @staticmethod
-    def _is_index(value: Value) -> bool:
-        return value.type.element in ("i32", "i64", "i1")
+    def _is_index(self, value: Value) -> bool:
+        """Whether it counts elements: most of it happens once for many."""
+        return value.type.element in ("i32", "i64", "i1") and value not in self._read
+
+    def _is_read(self, operation: Operation) -> bool:
+        """Whether an operand comes from memory or from floats, not from ranges and scalars alone."""
+        return any(
+            operand.type.is_tensor and (operand in self._read or not self._is_index(operand))
+            for operand in operation.operands
+        )
 
     def _worth_memory(self, value: Value, block: Block) -> bool:
         if value.type.is_pointer or self.cost(value) <= CHEAP_SCALAR:

@@ -10,6 +10,9 @@ from vllm_triton.compile.triton_cpu.ir import Block, Operation
 if TYPE_CHECKING:
     from vllm_triton.compile.triton_cpu.codegen.kernel import Buffer, Generator
 
+# Chunks along the lanes that are summed apart: an addition would wait for the one before.
+PARTS = 4
+
 
 def emit_reduce(generator: "Generator", operation: Operation) -> None:
     """One result per operand, without the axis."""
@@ -46,7 +49,8 @@ def _reduce_lanes(
 ) -> None:
     """Along the lanes: 16 partial results, combined pairwise at the end."""
     others = [number for number in range(len(shape)) if number != axis]
-    nest = Nest(shape, generator.names, order=[*others, axis])
+    parts = PARTS if len(operation.operands) == 1 else 1
+    nest = Nest(shape, generator.names, order=[*others, axis], parts=parts)
     outer, partial = _accumulate(generator, operation, nest, axis, steps=shape[axis] // LANES)
     _finish_lanes(generator, operation, nest, outer, partial, targets, axis)
 
@@ -58,23 +62,46 @@ def _accumulate(
 
     Returns: the level outside of that loop, and the vectors that hold the results there.
     """
-    outer = nest.depth - (steps > 1)
-    partial = [generator.names.new("r") for _ in operation.operands]
-    current = [f"{name}_x" for name in partial]
+    outer = nest.depth - (steps > 1) - (nest.part is not None)
+    results = [generator.names.new("r") for _ in operation.operands]
+    current = [f"{name}_x" for name in results]
+    partial, first_turn = results, f"{nest.indices[axis].text} == 0"
+    if nest.part is not None:
+        partial, first_turn = (
+            [f"{name}_p[{nest.part}]" for name in results],
+            f"{nest.indices[axis].text} < {LANES * PARTS}",
+        )
     values = [as_vector(generator.evaluate(operand, tuple(nest.indices), nest)) for operand in operation.operands]
     for name, new, operand, value in zip(partial, current, operation.operands, values, strict=True):
         type_name = vector(operand.type.element)
-        nest.before[outer].append(f"{type_name} {name}{{}};")
+        place = name if nest.part is None else f"{name.partition('[')[0]}[{PARTS}]"
+        nest.before[outer].append(f"{type_name} {place}{{}};")
         nest.emit(f"const {type_name} {new} = {value};")
     first = " ".join(f"{name} = {new};" for name, new in zip(partial, current, strict=True))
     if steps == 1:
         nest.emit(first)
         return outer, partial
-    nest.emit(f"if ({nest.indices[axis].text} == 0) {{ {first} }} else {{")
+    nest.emit(f"if ({first_turn}) {{ {first} }} else {{")
     combined = combine(generator, nest, operation.regions[0].block, partial, current, "vector")
     set_together(nest, partial, [as_vector(value) for value in combined])
     nest.emit("}")
-    return outer, partial
+    if nest.part is not None:
+        _join_parts(generator, operation, nest, outer, results)
+    return outer, results
+
+
+def _join_parts(generator: "Generator", operation: Operation, nest: Nest, outer: int, results: list[str]) -> None:
+    """Pairwise, each result into a variable of its name."""
+    for count in (PARTS // 2, 1):
+        for number in range(count):
+            finish = Nest((), generator.names)
+            left, right = ([f"{name}_p[{place}]" for name in results] for place in (number, number + count))
+            combined = combine(generator, finish, operation.regions[0].block, left, right, "vector")
+            set_together(finish, left, [as_vector(value) for value in combined])
+            for line in finish.lines():
+                nest.emit_after(line, outer)
+    for name, operand in zip(results, operation.operands, strict=True):
+        nest.emit_after(f"{vector(operand.type.element)} {name} = {name}_p[0];", outer)
 
 
 def _finish_lanes(

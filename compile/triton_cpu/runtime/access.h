@@ -242,7 +242,8 @@ TCPU_INLINE uint32_t to_bits(no_lanes) {
 #define TCPU_BODY __attribute__((always_inline))
 
 // limits: for each mask, how many lanes it holds in, counted from the first chunk's first; any number.
-template <int32_t EXTENT, int COUNT, class Body>
+// STEP: lanes of the chunks that one call of the body takes.
+template <int32_t EXTENT, int32_t STEP, int COUNT, class Body>
 TCPU_INLINE void walk(const int64_t (&limits)[COUNT], Body body) {
   int64_t least = limits[0], most = limits[0];
   for (int i = 1; i < COUNT; ++i) {
@@ -250,15 +251,15 @@ TCPU_INLINE void walk(const int64_t (&limits)[COUNT], Body body) {
     most = limits[i] > most ? limits[i] : most;
   }
   const auto within = [](int64_t n) { return (int32_t)(n < 0 ? 0 : n > EXTENT ? EXTENT : n); };
-  const int32_t whole = within(least) / LANES * LANES, partial = (within(most) + LANES - 1) / LANES * LANES;
+  const int32_t whole = within(least) / STEP * STEP, partial = (within(most) + STEP - 1) / STEP * STEP;
   int32_t i = 0;
-  for (; i < whole; i += LANES) {
+  for (; i < whole; i += STEP) {
     body(all_lanes{}, i);
   }
-  for (; i < partial; i += LANES) {
+  for (; i < partial; i += STEP) {
     body(some_lanes{}, i);
   }
-  for (; i < EXTENT; i += LANES) {
+  for (; i < EXTENT; i += STEP) {
     body(no_lanes{}, i);
   }
 }
@@ -320,6 +321,40 @@ TCPU_INLINE void store_masked(T* p, all_lanes, X x) {
 }
 template <class T, class X = vec<reg_t<T>>>
 TCPU_INLINE void store_masked(T*, no_lanes, X) {}
+
+// A store past the caches, which need not read the line first. Others see it after a fence.
+template <class T, class X = vec<reg_t<T>>>
+TCPU_INLINE void stream(T* p, X x) {
+#if defined(TCPU_AVX512) || defined(TCPU_AVX2)
+  const auto bits = to_storage<T>(x);
+  if constexpr (sizeof bits >= sizeof(__m256i)) {
+    if ((uintptr_t)p % sizeof(__m256i) == 0) {
+      __m256i halves[sizeof bits / sizeof(__m256i)];
+      memcpy(halves, &bits, sizeof bits);
+      for (const auto& half : halves) {
+        _mm256_stream_si256((__m256i*)p + (&half - halves), half);
+      }
+      return;
+    }
+  }
+#endif
+  store<T>(p, x);
+}
+
+template <class T, class Mask, class X = vec<reg_t<T>>>
+TCPU_INLINE void stream_masked(T* p, Mask where, X x) {
+  if constexpr (std::is_same_v<Mask, all_lanes>) {
+    stream<T>(p, x);
+  } else {
+    store_masked<T>(p, where, x);
+  }
+}
+
+TCPU_INLINE void fence() {
+#if defined(TCPU_AVX512) || defined(TCPU_AVX2)
+  _mm_sfence();
+#endif
+}
 
 template <class T, class Mask, class X = vec<reg_t<T>>>
 TCPU_INLINE void scatter_ptr(vec<uint64_t> addresses, Mask where, X x) {

@@ -39,6 +39,20 @@ TCPU_INLINE void put(T* p, X x) {
   }
 }
 
+// From memory to memory as it is; zero where nothing is read.
+template <class T>
+TCPU_INLINE void copy(T* to, const T* from) {
+  store_bits<stored_t<T>>(to, load_bits<stored_t<T>>(from));
+}
+template <class T, class Mask>
+TCPU_INLINE void copy_masked(T* to, const T* from, Mask where) {
+  if constexpr (std::is_same_v<Mask, all_lanes>) {
+    copy(to, from);
+  } else {
+    store_bits<stored_t<T>>(to, load_bits_masked<stored_t<T>>(from, to_bits(where), vec<stored_t<T>>{}));
+  }
+}
+
 // Leaves a buffer's values in memory: GCC would keep them in registers and take single lanes out of them at some expense.
 TCPU_INLINE void settle(const void* buffer) {
   asm volatile("" : : "r"(buffer) : "memory");
