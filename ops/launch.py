@@ -54,11 +54,12 @@ def launch(
         grid: one to three sizes.
         numbers: what is neither a tensor nor a constexpr.
         constants: for constexprs, each always of one type.
+    Raises: TypeError where an argument is missing, also one that has a default.
     """
     if not _natively() or max(numbers) >= 2**31 or _is_hooked():
         kernel[grid](*tensors, *numbers, *constants, num_warps=num_warps, num_stages=num_stages)
         return
-    known = _known.get(id(kernel)) or _Known.of(kernel, len(tensors), len(numbers))
+    known = _known.get(id(kernel)) or _Known.of(kernel, len(tensors), len(numbers), len(constants))
     dtypes = [None if tensor is None else tensor.dtype for tensor in tensors]
     key = (constants, *dtypes, *[numbers[index] for index in known.specialised])
     compiled = known.compiled.get(key)
@@ -83,7 +84,10 @@ class _Known:
     compiled: dict[tuple[Any, ...], Any]
 
     @classmethod
-    def of(cls, kernel: Any, num_tensors: int, num_numbers: int) -> "_Known":
+    def of(cls, kernel: Any, num_tensors: int, num_numbers: int, num_constants: int) -> "_Known":
+        given = num_tensors + num_numbers + num_constants
+        if given != len(kernel.params):  # later launches leave no defaults to Triton
+            raise TypeError(f"{kernel.__name__}: takes {len(kernel.params)} arguments, got {given}")
         parameters = kernel.params[num_tensors : num_tensors + num_numbers]
         fixed = [parameter.do_not_specialize or parameter.annotation_type == "fp32" for parameter in parameters]
         known = cls(kernel, tuple(index for index, is_fixed in enumerate(fixed) if not is_fixed), {})
@@ -120,6 +124,21 @@ def ceil_div(size: int, by: int) -> int:
 def block_size(size: int, most: int) -> int:
     """The smallest power of two that holds `size`, at most `most`."""
     return min(next_power_of_2(size), most)
+
+
+# More than the last-level cache of most machines.
+_LARGEST_CACHED = 32 << 20
+
+
+def store_modifier(*results: torch.Tensor) -> str:
+    """How a kernel stores these results: "", or ".cs" on a CPU where they are too large to be found in a cache later.
+
+    There a plain store reads each line before it is overwritten.
+    """
+    total = 0
+    for result in results:
+        total += result.nbytes
+    return ".cs" if total > _LARGEST_CACHED and results[0].is_cpu else ""
 
 
 def rows_aligned(*tensors: torch.Tensor) -> bool:

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from vllm_triton.ops.fused_add_rms_norm.op import fused_add_rms_norm
-from vllm_triton.ops.launch import CompileCase, launch, rows_aligned, supports_triton
+from vllm_triton.ops.launch import CompileCase, launch, rows_aligned, store_modifier, supports_triton
 from vllm_triton.ops.rms_norm.kernel import select_config
 
 
@@ -38,6 +38,7 @@ def _fused_add_rms_norm_kernel(
     E: tl.constexpr,
     BLOCK_E: tl.constexpr,
     ROWS_ALIGNED: tl.constexpr,
+    STORE: tl.constexpr = "",  # cache modifier
 ):
     row = tl.program_id(0).to(tl.int64)
     x_offset = row * x_stride_t
@@ -50,14 +51,14 @@ def _fused_add_rms_norm_kernel(
     for start in range(0, E, BLOCK_E):
         columns = start + lanes
         total = _load_sum(x_ptr + x_offset, residual_ptr + residual_offset, columns, columns < E)
-        tl.store(residual_out_ptr + row * E + columns, total, mask=columns < E)
+        tl.store(residual_out_ptr + row * E + columns, total, mask=columns < E, cache_modifier=STORE)
         squares += total * total
     scale = tl.rsqrt(tl.sum(squares) / E + eps)
     for start in range(0, E, BLOCK_E):
         columns = start + lanes
         total = _load_sum(x_ptr + x_offset, residual_ptr + residual_offset, columns, columns < E)
         weight = tl.load(weight_ptr + columns, mask=columns < E, other=0.0).to(tl.float32)
-        tl.store(out_ptr + row * E + columns, total * scale * weight, mask=columns < E)
+        tl.store(out_ptr + row * E + columns, total * scale * weight, mask=columns < E, cache_modifier=STORE)
 
 
 COMPILE_CASES = [
@@ -93,7 +94,7 @@ def launch_fused_add_rms_norm(
         (num_rows,),
         (x, residual, weight, out, residual_out),
         (x.stride(0), residual.stride(0), eps),
-        (num_columns, config.block_e, rows_aligned(x, residual)),
+        (num_columns, config.block_e, rows_aligned(x, residual), store_modifier(out, residual_out)),
         config.num_warps,
     )
     return out, residual_out

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from vllm_triton.ops.launch import CompileCase, block_size, launch, supports_triton
+from vllm_triton.ops.launch import CompileCase, block_size, launch, store_modifier, supports_triton
 from vllm_triton.ops.rms_norm.op import rms_norm
 
 # A row up to this size stays in registers; longer ones loop. 8192 bf16 values are 16 KiB a program.
@@ -27,6 +27,7 @@ def _rms_norm_kernel(
     eps: tl.float32,
     E: tl.constexpr,
     BLOCK_E: tl.constexpr,
+    STORE: tl.constexpr = "",  # cache modifier
 ):
     row = tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, BLOCK_E)
@@ -40,7 +41,7 @@ def _rms_norm_kernel(
         mask = start + lanes < E
         x = tl.load(x_ptr + row * x_stride_t + start + lanes, mask=mask, other=0.0).to(tl.float32)
         weight = tl.load(weight_ptr + start + lanes, mask=mask, other=0.0).to(tl.float32)
-        tl.store(out_ptr + row * out_stride_t + start + lanes, x * scale * weight, mask=mask)
+        tl.store(out_ptr + row * out_stride_t + start + lanes, x * scale * weight, mask=mask, cache_modifier=STORE)
 
 
 @dataclass(frozen=True)
@@ -80,5 +81,6 @@ def launch_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.
         return out
     config = select_config(num_columns)
     numbers = (x.stride(0), out.stride(0), eps)
-    launch(_rms_norm_kernel, (num_rows,), (x, weight, out), numbers, (num_columns, config.block_e), config.num_warps)
+    constants = (num_columns, config.block_e, store_modifier(out))
+    launch(_rms_norm_kernel, (num_rows,), (x, weight, out), numbers, constants, config.num_warps)
     return out

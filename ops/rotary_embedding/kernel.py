@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from vllm_triton.ops.launch import CompileCase, launch, next_power_of_2, rows_aligned, supports_triton
+from vllm_triton.ops.launch import CompileCase, launch, next_power_of_2, rows_aligned, store_modifier, supports_triton
 from vllm_triton.ops.rotary_embedding.op import rotary_embedding
 
 # Elements of a tile of heads: more heads than fit are turned in a loop.
@@ -36,6 +36,7 @@ def _turn_heads(
     BLOCK_PAIRS: tl.constexpr,
     BLOCK_REST: tl.constexpr,
     ROWS_ALIGNED: tl.constexpr,
+    STORE: tl.constexpr,
 ):
     pairs = tl.arange(0, BLOCK_PAIRS)[None, :]
     first = pairs * 2 if INTERLEAVED else pairs
@@ -51,12 +52,13 @@ def _turn_heads(
         y_ptr = out_ptr + heads[:, None] * D
         a = tl.load(x_ptr + first, mask=mask, other=0.0).to(tl.float32)
         b = tl.load(x_ptr + second, mask=mask, other=0.0).to(tl.float32)
-        tl.store(y_ptr + first, a * cos - b * sin, mask=mask)
-        tl.store(y_ptr + second, b * cos + a * sin, mask=mask)
+        tl.store(y_ptr + first, a * cos - b * sin, mask=mask, cache_modifier=STORE)
+        tl.store(y_ptr + second, b * cos + a * sin, mask=mask, cache_modifier=STORE)
         if R < D:
             rest = R + tl.arange(0, BLOCK_REST)[None, :]
             rest_mask = head_mask & (rest < D)
-            tl.store(y_ptr + rest, tl.load(x_ptr + rest, mask=rest_mask, other=0.0), mask=rest_mask)
+            x = tl.load(x_ptr + rest, mask=rest_mask, other=0.0)
+            tl.store(y_ptr + rest, x, mask=rest_mask, cache_modifier=STORE)
 
 
 @triton.jit(do_not_specialize=["query_stride_t", "query_stride_h", "key_stride_t", "key_stride_h", "cos_sin_stride_m"])
@@ -81,6 +83,7 @@ def _rotary_embedding_kernel(
     BLOCK_PAIRS: tl.constexpr,
     BLOCK_REST: tl.constexpr,
     ROWS_ALIGNED: tl.constexpr,
+    STORE: tl.constexpr = "",  # cache modifier
 ):
     token = tl.program_id(0).to(tl.int64)
     position = tl.load(positions_ptr + token)
@@ -97,11 +100,12 @@ def _rotary_embedding_kernel(
     sin = tl.load(cos_ptr + R // 2, mask=pairs < R // 2, other=0.0)
     _turn_heads(
         query_ptr + query_offset, query_out_ptr + token * (H * D), query_stride_h, cos, sin,
-        H, D, R, INTERLEAVED, BLOCK_HEADS, BLOCK_PAIRS, BLOCK_REST, ROWS_ALIGNED,
+        H, D, R, INTERLEAVED, BLOCK_HEADS, BLOCK_PAIRS, BLOCK_REST, ROWS_ALIGNED, STORE,
     )  # fmt: skip
+    BLOCK_KV_HEADS: tl.constexpr = min(BLOCK_HEADS, triton.next_power_of_2(G))
     _turn_heads(
         key_ptr + key_offset, key_out_ptr + token * (G * D), key_stride_h, cos, sin,
-        G, D, R, INTERLEAVED, BLOCK_HEADS, BLOCK_PAIRS, BLOCK_REST, ROWS_ALIGNED,
+        G, D, R, INTERLEAVED, BLOCK_KV_HEADS, BLOCK_PAIRS, BLOCK_REST, ROWS_ALIGNED, STORE,
     )  # fmt: skip
 
 
@@ -168,7 +172,7 @@ def launch_rotary_embedding(
         (num_tokens,),
         (positions, query, key, cos_sin, query_out, key_out),
         (*query.stride()[:2], *key.stride()[:2], cos_sin.stride(0)),
-        (*sizes, *tiles, rows_aligned(query, key, cos_sin)),
+        (*sizes, *tiles, rows_aligned(query, key, cos_sin), store_modifier(query_out, key_out)),
         config.num_warps,
     )
     return query_out, key_out

@@ -12,7 +12,15 @@ import torch
 import triton
 import triton.language as tl
 
-from vllm_triton.ops.launch import CompileCase, block_size, ceil_div, launch, rows_aligned, supports_triton
+from vllm_triton.ops.launch import (
+    CompileCase,
+    block_size,
+    ceil_div,
+    launch,
+    rows_aligned,
+    store_modifier,
+    supports_triton,
+)
 from vllm_triton.ops.silu_and_mul.op import silu_and_mul
 
 # Elements of a program: 8 for each of 128 threads, so that a bfloat16 row loads 16 bytes a thread.
@@ -29,6 +37,7 @@ def _silu_and_mul_kernel(
     I: tl.constexpr,  # noqa: E741  (the glossary's name)
     BLOCK_I: tl.constexpr,
     ROWS_ALIGNED: tl.constexpr,
+    STORE: tl.constexpr = "",  # cache modifier
 ):
     row = tl.program_id(0).to(tl.int64)
     x_offset = row * x_stride_t
@@ -38,7 +47,7 @@ def _silu_and_mul_kernel(
     mask = columns < I
     gate = tl.load(x_ptr + x_offset + columns, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(x_ptr + x_offset + I + columns, mask=mask, other=0.0).to(tl.float32)
-    tl.store(out_ptr + row * I + columns, gate * tl.sigmoid(gate) * up, mask=mask)
+    tl.store(out_ptr + row * I + columns, gate * tl.sigmoid(gate) * up, mask=mask, cache_modifier=STORE)
 
 
 @dataclass(frozen=True)
@@ -69,6 +78,6 @@ def launch_silu_and_mul(x: torch.Tensor) -> torch.Tensor:
         return out
     config = select_config(num_columns, x.device.type)
     grid = (num_rows, ceil_div(num_columns, config.block_i))
-    constants = (num_columns, config.block_i, rows_aligned(x))
+    constants = (num_columns, config.block_i, rows_aligned(x), store_modifier(out))
     launch(_silu_and_mul_kernel, grid, (x, out), (x.stride(0),), constants, config.num_warps)
     return out

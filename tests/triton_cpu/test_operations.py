@@ -246,3 +246,57 @@ def test_short_reductions_beside_the_lanes(a, b, c, n, dtype):
     x, weight, out = torch.randn(a, b, c, n), torch.randint(-9, 9, (2, b, c)).to(dtype), torch.empty(2, a, n)
     _short_reductions[(1,)](x, weight, out, a, b, c, n)
     torch.testing.assert_close(out, torch.einsum("abcn,sbc->san", x, weight.float()), rtol=1e-5, atol=1e-4)
+
+
+@triton.jit
+def _scaled_sum(x_ptr, y_ptr, out_ptr, n, N: tl.constexpr):
+    offsets = tl.arange(0, N)
+    x = tl.load(x_ptr + offsets, mask=offsets < n, other=7)
+    y = tl.load(y_ptr + offsets, mask=offsets < n, other=7)
+    tl.store(out_ptr + offsets, 2 * x + y, mask=offsets < n)
+
+
+@pytest.mark.parametrize("shift", [-300, -200, -64, -17, -1, 0, 1, 15, 64, 199, 200, 256, 300])
+@pytest.mark.parametrize("n", [1, 64, 200, 256])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int16])
+def test_a_tile_is_read_before_it_is_stored_over(shift, n, dtype):
+    """x, y and the result overlap in one buffer, by any distance."""
+    buffer = torch.randint(-99, 99, (1000,)).to(dtype)
+    expected, start = buffer.clone(), 350
+    expected[start : start + n] = 2 * buffer[start + shift :][:n] + buffer[start - shift :][:n]
+    _scaled_sum[(1,)](buffer[start + shift :][:n], buffer[start - shift :][:n], buffer[start:][:n], n, 256)
+    assert torch.equal(buffer, expected)
+
+
+@pytest.mark.parametrize("place", [0, 100, 256, 300])
+def test_a_tile_is_read_before_wider_elements_are_stored_over_it(place):
+    buffer = torch.randint(-99, 99, (400,)).float()
+    x, y = buffer.view(torch.bfloat16)[place : place + 200], torch.randn(200).bfloat16()
+    x.copy_(torch.randn(200))
+    expected = buffer.clone()
+    expected[100:300] = (2 * x + y).float()
+    _scaled_sum[(1,)](x, y, buffer[100:300], 200, 256)
+    assert torch.equal(buffer, expected)
+
+
+@triton.jit
+def _masked(x_ptr, out_ptr, n, N: tl.constexpr, LIMIT: tl.constexpr):
+    """Masks that always hold, never hold, and hold by what is known only later."""
+    offsets = 3 + 2 * tl.arange(0, N)
+    x = tl.load(x_ptr + offsets, mask=(offsets < LIMIT) & (offsets >= 3) & (offsets <= n), other=-1.0)
+    tl.store(out_ptr + tl.arange(0, N), x, mask=tl.arange(0, N)[None, :].reshape(N) < N)
+    tl.store(out_ptr + N + tl.arange(0, N), x, mask=offsets < 3)
+    tl.store(out_ptr + N + tl.arange(0, N), x, mask=offsets > 2 * N)
+
+
+@pytest.mark.parametrize("n", [16, 128])
+@pytest.mark.parametrize("limit", [0, 4, 5, "end - 1", "end", "end + 1"])
+@pytest.mark.parametrize("length", [0, 60, 1000])
+def test_masks_that_are_known_beforehand(n, limit, length):
+    end = 3 + 2 * (n - 1) + 1
+    limit = {"end - 1": end - 1, "end": end, "end + 1": end + 1}.get(limit, limit)
+    offsets = 3 + 2 * torch.arange(n)
+    x, out = torch.randn(end), torch.full((2 * n,), 5.0)
+    _masked[(1,)](x, out, length, n, limit)
+    read = torch.where((offsets < limit) & (offsets <= length), x[offsets], torch.tensor(-1.0))
+    assert torch.equal(out, torch.cat([read, torch.where(offsets > 2 * n, read, torch.tensor(5.0))]))

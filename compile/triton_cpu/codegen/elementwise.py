@@ -7,7 +7,7 @@ the runtime overloads its functions; a vector template is given apart where C++ 
 from collections.abc import Callable
 from dataclasses import replace
 
-from vllm_triton.compile.triton_cpu.codegen import expressions
+from vllm_triton.compile.triton_cpu.codegen import expressions, ranges
 from vllm_triton.compile.triton_cpu.codegen.expressions import Expression, as_vector
 from vllm_triton.compile.triton_cpu.codegen.types import HALVES, STORAGE, UNSIGNED, register, scalar, vector
 from vllm_triton.compile.triton_cpu.ir import Operation, Value
@@ -208,6 +208,8 @@ def _constant(value: Value) -> int | None:
 def _compare_integers(operation: Operation, operands: list[Expression]) -> Expression:
     predicate = next(word for word in operation.words if word in _INTEGER_COMPARISONS)
     left, right = operands
+    if (known := ranges.decided(operation)) is not None:
+        return expressions.uniform(str(known).lower(), "i1")
     limited = expressions.below(predicate, left, right)
     if limited is not None:
         return limited

@@ -163,6 +163,8 @@ def below(predicate: str, left: Expression, right: Expression) -> Expression | N
 
 def both(left: Expression, right: Expression) -> Expression:
     """Conjunction of two masks."""
+    if "true" in (left.text, right.text):
+        return right if left.text == "true" else left
     level = max(left.level, right.level)
     if left.is_uniform and right.is_uniform:
         return Expression(f"({left.text} && {right.text})", "i1", level)

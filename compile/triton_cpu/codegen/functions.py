@@ -6,7 +6,7 @@ tensors into the caller's buffers. It returns nothing itself.
 
 from typing import TYPE_CHECKING
 
-from vllm_triton.compile.triton_cpu.codegen import control
+from vllm_triton.compile.triton_cpu.codegen import control, ranges
 from vllm_triton.compile.triton_cpu.codegen.provenance import Provenance
 from vllm_triton.compile.triton_cpu.codegen.types import STORAGE, scalar_type
 from vllm_triton.compile.triton_cpu.ir import Function, Module, Operation, Region, Type
@@ -39,6 +39,8 @@ class Program:
             name: f"function_{number}" for number, name in enumerate(module.functions) if name != self.kernel.name
         }
         self.functions = module.functions
+        for function in self.functions.values():
+            ranges.drop_masks(function)
         self.provenance = Provenance(module) if is_checked else None
         self.can_fail = is_checked or any(_has_assertion(function.body) for function in module.functions.values())
         shared = [("const uint64_t*", "args"), *(("int32_t", name) for name in _PROGRAM)]

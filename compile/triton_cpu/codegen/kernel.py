@@ -19,6 +19,7 @@ from vllm_triton.compile.triton_cpu.codegen import (
     rearranging,
     reductions,
     scans,
+    sources,
 )
 from vllm_triton.compile.triton_cpu.codegen.expressions import Expression, as_vector, lane_indices, uniform
 from vllm_triton.compile.triton_cpu.codegen.nest import Names, Nest
@@ -64,6 +65,7 @@ class Generator:
         self.plan = Plan(function.body)
         self.scalars: dict[Value, Expression] = {}
         self.buffers: dict[Value, Buffer] = {}
+        self.sources: dict[Value, str] = {}
         self.tables: dict[Value, tuple[str, bool]] = {}
         self.declarations: list[str] = []
         self.lines: list[str] = []
@@ -151,12 +153,17 @@ class Generator:
 
     def read(self, buffer: Buffer, indices: Indices, nest: Nest) -> Expression:
         """From a buffer, whose padding may be read."""
-        flat = memory.widen(nest.flat_index(list(indices), buffer.shape))
-        pointer = Expression(flat.text, "ptr", flat.level, flat.kind, flat.step, buffer.name)
+        pointer = self._place(buffer.name, buffer.shape, indices, nest)
         loaded = memory.load(memory.everywhere(pointer, buffer.element), None)
         if buffer.element == "i1" and loaded.is_uniform:
             return Expression(f"({loaded.text} != 0)", "i1", loaded.level)
         return loaded
+
+    @staticmethod
+    def _place(name: str, shape: tuple[int, ...], indices: Indices, nest: Nest) -> Expression:
+        """A pointer into a row-major tile."""
+        flat = memory.widen(nest.flat_index(list(indices), shape))
+        return Expression(flat.text, "ptr", flat.level, flat.kind, flat.step, name)
 
     def _view(self, operation: Operation, value: Value, indices: Indices, nest: Nest) -> Expression:
         name, shape = operation.name, value.type.shape or ()
@@ -216,6 +223,8 @@ class Generator:
 
     def _load(self, operation: Operation, indices: Indices, nest: Nest) -> Expression:
         pointer, *rest = [self.operand(operand, indices, nest) for operand in operation.operands]
+        if operation.result in self.sources:
+            pointer = self._place(self.sources[operation.result], shape_of(operation.result.type), indices, nest)
         pointee = operation.operands[0].type.pointee or "i8"
         mask, other = [*rest, None, None][:2]
         return memory.load(memory.access(pointer, pointee, mask, nest), other)
@@ -327,6 +336,7 @@ class Generator:
         self.scalars[operation.result] = uniform(names[axis], "i32", multiple=1)
 
     def store(self, operation: Operation) -> None:
+        sources.prepare(self, operation)
         pointer, value = operation.operands[:2]
         nest = Nest(value.type.shape or (), self.names)
         indices = tuple(nest.indices)

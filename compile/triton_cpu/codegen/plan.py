@@ -18,6 +18,8 @@ SIDE_EFFECTS = frozenset(["tt.store", "tt.atomic_rmw", "tt.atomic_cas", "tt.prin
 CHEAP = 6.0
 # The same for a float that is repeated along the lanes: it would be computed one element at a time.
 CHEAP_SCALAR = 2.0
+# From so many elements on, a load that a store reads is worth a look whether it may be read in place.
+LONG_ROW = 64
 
 
 class Plan:
@@ -25,6 +27,8 @@ class Plan:
 
     def __init__(self, body: Region):
         self.buffered: set[Value] = set()
+        # Loads that are read in the loop of the store that they wait for.
+        self.waiting: dict[Operation, list[Value]] = {}
         self._cost: dict[Value, float] = {}
         self._read: set[Value] = set()
         self._owner: dict[Operation, Block] = {}
@@ -105,8 +109,7 @@ class Plan:
 
     def _read_at_once(self, load: Operation, block: Block, index: int) -> bool:
         """Whether the load may happen inside its only reader's loop: nothing is written in between."""
-        value = load.result
-        position = index
+        value, position, turned = load.result, index, False
         while True:
             if len(value.uses) != 1 or self._owner[value.uses[0]] is not block:
                 return False
@@ -116,9 +119,12 @@ class Plan:
                 return False
             if reader.name == "tt.dot":
                 return value is not reader.operands[2]
+            if reader.name == "tt.store" and value is reader.operands[1] and not turned and _is_long_row(load.result):
+                self.waiting.setdefault(reader, []).append(load.result)
+                return True
             if reader.name not in elementwise.NAMES and reader.name not in ("tt.splat", "tt.reshape", "tt.trans"):
-                # A store may overwrite what a later chunk of the same loop still has to read.
                 return reader.name in ("tt.reduce", "scf.yield")
+            turned = turned or reader.name == "tt.trans"
             if reader.result in self.buffered:
                 return True
             value, position = reader.result, following
@@ -132,6 +138,11 @@ def is_spread(value: Value) -> bool:
         if use.name == "tt.reshape" and (is_spread(use.result) or shape_of(use.result.type)[-1] == 1):
             return True
     return False
+
+
+def _is_long_row(value: Value) -> bool:
+    shape = shape_of(value.type)
+    return value.type.size >= LONG_ROW and value.type.size in shape
 
 
 def _writes(operation: Operation) -> bool:

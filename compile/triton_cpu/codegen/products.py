@@ -95,19 +95,19 @@ def _table(generator: "Generator", load: Operation, swapped: bool) -> str | None
     pointer, *rest = (generator.evaluate(operand, indices, nest) for operand in load.operands)
     if pointer.kind != "affine" or pointer.step != "1" or pointer.base is None or pointer.start is None:
         return None
-    count = _count(rest[0], columns) if rest else str(columns)
-    if count is None or (len(rest) > 1 and load.operands[2].constant != 0):
+    elements = count(rest[0], columns) if rest else str(columns)
+    if elements is None or (len(rest) > 1 and load.operands[2].constant != 0):
         return None
     name = generator.names.new("o")
     storage = STORAGE[load.result.type.element]
     generator.reserve(f"tcpu::row_table<{storage}, {rows}, {columns}> {name};", load.result.type, rows * 16)
     nest.drop_lanes()
-    nest.emit(f"{name}.set({nest.indices[0].text}, {pointer.base} + {pointer.start.text}, {count});")
+    nest.emit(f"{name}.set({nest.indices[0].text}, {pointer.base} + {pointer.start.text}, {elements});")
     generator.lines += [*nest.lines(), f"{name}.fetch();"]
     return name
 
 
-def _count(mask: Expression, columns: int) -> str | None:
+def count(mask: Expression, columns: int) -> str | None:
     """C++ number of elements of a row that a mask lets through, from the first on."""
     if mask.is_uniform:
         return f"(({mask.text}) ? {columns} : 0)"

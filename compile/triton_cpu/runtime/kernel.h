@@ -53,6 +53,21 @@ TCPU_INLINE void copy_masked(T* to, const T* from, Mask where) {
   }
 }
 
+// Where to read N elements of which `count` exist, while N are written to `to` in the same order: `from`, unless some
+// would be overwritten before they are read; then a copy.
+template <int64_t N, class T, class S>
+TCPU_INLINE const T* source(T* buffer, const T* from, int64_t count, const S* to) {
+  const auto read = (uintptr_t)from, written = (uintptr_t)to;
+  const bool apart = read + N * sizeof(T) <= written || written + N * sizeof(S) <= read;
+  if (apart || (read == written && sizeof(T) == sizeof(S))) {
+    return from;
+  }
+  if (count > 0) {
+    memcpy(buffer, from, std::min(count, N) * sizeof(T));
+  }
+  return buffer;
+}
+
 // Leaves a buffer's values in memory: GCC would keep them in registers and take single lanes out of them at some expense.
 TCPU_INLINE void settle(const void* buffer) {
   asm volatile("" : : "r"(buffer) : "memory");
