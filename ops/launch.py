@@ -56,14 +56,17 @@ def launch(
         constants: for constexprs, each always of one type.
     Raises: TypeError where an argument is missing, also one that has a default.
     """
-    if not _natively() or max(numbers) >= 2**31 or _is_hooked():
+    if not _natively() or max(numbers, default=0) >= 2**31 or _is_hooked():
         kernel[grid](*tensors, *numbers, *constants, num_warps=num_warps, num_stages=num_stages)
         return
-    known = _known.get(id(kernel)) or _Known.of(kernel, len(tensors), len(numbers), len(constants))
+    known = _known.get(id(kernel)) or _Known.of(kernel, len(tensors), len(numbers))
     dtypes = [None if tensor is None else tensor.dtype for tensor in tensors]
     key = (constants, *dtypes, *[numbers[index] for index in known.specialised])
     compiled = known.compiled.get(key)
     if compiled is None:
+        given = len(tensors) + len(numbers) + len(constants)
+        if given != len(kernel.params):  # later launches leave no defaults to Triton
+            raise TypeError(f"{kernel.__name__}: takes {len(kernel.params)} arguments, got {given}")
         known.compiled[key] = kernel[grid](*tensors, *numbers, *constants, num_warps=num_warps, num_stages=num_stages)
         return
     x, y, z = grid if len(grid) == 3 else (*grid, 1, 1)[:3]
@@ -84,10 +87,7 @@ class _Known:
     compiled: dict[tuple[Any, ...], Any]
 
     @classmethod
-    def of(cls, kernel: Any, num_tensors: int, num_numbers: int, num_constants: int) -> "_Known":
-        given = num_tensors + num_numbers + num_constants
-        if given != len(kernel.params):  # later launches leave no defaults to Triton
-            raise TypeError(f"{kernel.__name__}: takes {len(kernel.params)} arguments, got {given}")
+    def of(cls, kernel: Any, num_tensors: int, num_numbers: int) -> "_Known":
         parameters = kernel.params[num_tensors : num_tensors + num_numbers]
         fixed = [parameter.do_not_specialize or parameter.annotation_type == "fp32" for parameter in parameters]
         known = cls(kernel, tuple(index for index, is_fixed in enumerate(fixed) if not is_fixed), {})

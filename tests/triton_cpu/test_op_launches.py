@@ -58,3 +58,20 @@ def test_an_argument_that_the_kernel_cannot_take_is_named():
     _launched(torch.float32)
     with pytest.raises(ValueError, match=r"_sum_kernel: argument 'x_ptr' must be a CPU tensor, got one on meta"):
         launch(_sum_kernel, (2,), (torch.zeros(8), torch.zeros(8, device="meta")), (1, 1, 1.0), (0, 4))
+
+
+@triton.jit
+def _fill_kernel(out_ptr, C: tl.constexpr = 3):
+    tl.store(out_ptr + tl.program_id(0), C)
+
+
+def test_a_kernel_without_numbers():
+    for constant in (1, 2, 1):
+        out = torch.zeros(3)
+        launch(_fill_kernel, (3,), (out,), (), (constant,))
+        assert torch.equal(out, torch.full((3,), float(constant)))
+
+
+def test_every_argument_is_asked_for():
+    with pytest.raises(TypeError, match="_fill_kernel: takes 2 arguments, got 1"):
+        launch(_fill_kernel, (3,), (torch.zeros(3),), (), ())
