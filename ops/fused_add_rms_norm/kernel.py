@@ -38,7 +38,7 @@ def _fused_add_rms_norm_kernel(
     E: tl.constexpr,
     BLOCK_E: tl.constexpr,
     ROWS_ALIGNED: tl.constexpr,
-    STORE: tl.constexpr = "",  # cache modifier
+    STORE: tl.constexpr,  # cache modifier
 ):
     row = tl.program_id(0).to(tl.int64)
     x_offset = row * x_stride_t
@@ -74,7 +74,7 @@ COMPILE_CASES = [
             "residual_stride_t": "i32",
             "eps": "fp32",
         },
-        {"E": 4096, "BLOCK_E": 4096, "ROWS_ALIGNED": True},
+        {"E": 4096, "BLOCK_E": 4096, "ROWS_ALIGNED": True, "STORE": ""},
         num_warps=8,
     )
 ]

@@ -50,7 +50,9 @@ def _full_batch(num_sequences: int, queries: int, blocks: int, heads: int, kv_he
     bench_dims={
         "smollm2 decode, 1 x 304": _full_batch(1, 1, 19, 9, 3, 64),
         "smollm2 decode, 32 x 208": _full_batch(32, 1, 13, 9, 3, 64),
+        "smollm2 decode, 8 x 1024": _full_batch(8, 1, 64, 9, 3, 64),
         "smollm2 prefill, 1 x 1024": _full_batch(1, 1024, 64, 9, 3, 64),
+        "smollm2 prefill, 4 x 1024": _full_batch(4, 1024, 64, 9, 3, 64),
         "llama-3-8b decode, 32 x 2048": _full_batch(32, 1, 128, 32, 8, 128),
     },
     arrange=arrange_batch,

@@ -27,7 +27,7 @@ def _rms_norm_kernel(
     eps: tl.float32,
     E: tl.constexpr,
     BLOCK_E: tl.constexpr,
-    STORE: tl.constexpr = "",  # cache modifier
+    STORE: tl.constexpr,  # cache modifier
 ):
     row = tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, BLOCK_E)
@@ -67,7 +67,7 @@ COMPILE_CASES = [
             "out_stride_t": "i32",
             "eps": "fp32",
         },
-        {"E": 4096, "BLOCK_E": 4096},
+        {"E": 4096, "BLOCK_E": 4096, "STORE": ""},
         num_warps=8,
     )
 ]

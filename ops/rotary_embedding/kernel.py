@@ -83,7 +83,7 @@ def _rotary_embedding_kernel(
     BLOCK_PAIRS: tl.constexpr,
     BLOCK_REST: tl.constexpr,
     ROWS_ALIGNED: tl.constexpr,
-    STORE: tl.constexpr = "",  # cache modifier
+    STORE: tl.constexpr,  # cache modifier
 ):
     token = tl.program_id(0).to(tl.int64)
     position = tl.load(positions_ptr + token)
@@ -148,6 +148,7 @@ COMPILE_CASES = [
             "BLOCK_PAIRS": 64,
             "BLOCK_REST": 64,
             "ROWS_ALIGNED": True,
+            "STORE": "",
         },
         num_warps=8,
     )

@@ -20,7 +20,7 @@ def _arrange(inputs: dict[str, Any], dims: Dims, generator: torch.Generator) -> 
     inputs["temperature"].fill_(0.8)
     inputs["min_p"].zero_()
     inputs["top_k"].fill_(dims.get("top_k", 0))
-    inputs["top_p"].fill_(dims.get("top_p", 1))
+    inputs["top_p"].fill_(dims.get("top_p_percent", 100) / 100)
     if dims.get("mixed"):
         for name, options in {
             "temperature": [0.0, 1.0, 0.3, 2.0],
@@ -77,6 +77,7 @@ _PER_ROW = Tensor("B", (torch.float32,))
         "smollm2, temperature": {"B": 32, "V": 49152},
         "smollm2, top_k 50": {"B": 32, "V": 49152, "top_k": 50},
         "llama-3, temperature": {"B": 32, "V": 128256},
+        "qwen3, top_k 50, top_p 0.9": {"B": 32, "V": 151936, "top_k": 50, "top_p_percent": 90},
     },
     arrange=_arrange,
     rows="B",

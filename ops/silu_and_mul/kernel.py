@@ -37,7 +37,7 @@ def _silu_and_mul_kernel(
     I: tl.constexpr,  # noqa: E741  (the glossary's name)
     BLOCK_I: tl.constexpr,
     ROWS_ALIGNED: tl.constexpr,
-    STORE: tl.constexpr = "",  # cache modifier
+    STORE: tl.constexpr,  # cache modifier
 ):
     row = tl.program_id(0).to(tl.int64)
     x_offset = row * x_stride_t
@@ -65,7 +65,7 @@ COMPILE_CASES = [
     CompileCase(
         _silu_and_mul_kernel,
         {"x_ptr": "*bf16", "out_ptr": "*bf16", "x_stride_t": "i32"},
-        {"I": 14336, "BLOCK_I": 1024, "ROWS_ALIGNED": True},
+        {"I": 14336, "BLOCK_I": 1024, "ROWS_ALIGNED": True, "STORE": ""},
     )
 ]
 
