@@ -1,8 +1,9 @@
 """Sampling, one program a row: thresholds by quartering, then a draw in two levels; float32 throughout.
 
 The k-th largest logit and the floor of top-p are found without a sort: the bits of a float, read as an integer in the
-right order, are halved twice a pass, at most 16 passes over the row, and only in rows that ask. The draw sums the row
-block by block, finds the block in which the sum passes u * total, and scans that block alone.
+right order, are halved twice a pass until a floor parts the right tokens, at most 16 passes over the row, and only in
+rows that ask. The draw sums the row block by block, finds the block in which the sum passes u * total, and scans that
+block alone.
 
 Source: see the op; Philox is Triton's tl.rand.
 """
@@ -61,17 +62,21 @@ def _mass_from(logits_ptr, floor, peak, temperature, min_p, V: tl.constexpr, BLO
 
 @triton.jit
 def _masses_from(logits_ptr, floors, peak, temperature, min_p, V: tl.constexpr, BLOCK_V: tl.constexpr):
-    """The same for three floors in one pass."""
-    first, second, third = floors
+    """For three floors, the summed weight of the tokens whose key is at least that, and how many have any weight."""
     masses = (peak * 0.0, peak * 0.0, peak * 0.0)
+    counts = (floors[0] * 0, floors[0] * 0, floors[0] * 0)
     for start in range(0, V, BLOCK_V):
         keys, weights = _load_weights(logits_ptr, start, peak, temperature, min_p, V, BLOCK_V)
-        masses = (
-            masses[0] + tl.sum(tl.where(keys >= first, weights, 0.0)),
-            masses[1] + tl.sum(tl.where(keys >= second, weights, 0.0)),
-            masses[2] + tl.sum(tl.where(keys >= third, weights, 0.0)),
+        first = tl.where(keys >= floors[0], weights, 0.0)
+        second = tl.where(keys >= floors[1], weights, 0.0)
+        third = tl.where(keys >= floors[2], weights, 0.0)
+        masses = (masses[0] + tl.sum(first), masses[1] + tl.sum(second), masses[2] + tl.sum(third))
+        counts = (
+            counts[0] + tl.sum((first > 0).to(tl.int32)),
+            counts[1] + tl.sum((second > 0).to(tl.int32)),
+            counts[2] + tl.sum((third > 0).to(tl.int32)),
         )
-    return masses
+    return masses, counts
 
 
 @triton.jit
@@ -91,8 +96,9 @@ def _counts_from(logits_ptr, floors, V: tl.constexpr, BLOCK_V: tl.constexpr):
 
 @triton.jit
 def _top_k_floor(logits_ptr, low, high, top_k, V: tl.constexpr, BLOCK_V: tl.constexpr):
-    """The largest key that at least top_k tokens reach; keys in int64, so that three times a width cannot overflow."""
-    while low < high:
+    """A key that top_k tokens reach, or the largest that more do, for ties; in int64, where no width overflows."""
+    count = top_k + 1  # of the tokens that reach `low`, once that has moved
+    while (low < high) & (count != top_k):
         width = high - low
         at = (high - (3 * width >> 2), high - (width >> 1), high - (width >> 2))  # ascending, above low
         floors = (at[0].to(tl.int32), at[1].to(tl.int32), at[2].to(tl.int32))
@@ -100,23 +106,30 @@ def _top_k_floor(logits_ptr, low, high, top_k, V: tl.constexpr, BLOCK_V: tl.cons
         for index in tl.static_range(3):
             enough = counts[index] >= top_k
             low = tl.where(enough, at[index], low)
+            count = tl.where(enough, counts[index], count)
             high = tl.where(enough, high, tl.minimum(high, at[index] - 1))
     return low
 
 
 @triton.jit
 def _top_p_floor(logits_ptr, low, high, top_p, peak, temperature, min_p, V: tl.constexpr, BLOCK_V: tl.constexpr):
-    """The smallest key above which less than top_p of the mass lies that `low` keeps."""
-    wanted = top_p * _mass_from(logits_ptr, low.to(tl.int32), peak, temperature, min_p, V, BLOCK_V)
-    while low < high:
+    """A key that just those tokens reach above which less than top_p of the mass lies that `low` keeps."""
+    floor = low.to(tl.int32)
+    masses, counts = _masses_from(logits_ptr, (floor, floor, floor), peak, temperature, min_p, V, BLOCK_V)
+    wanted = top_p * masses[0]
+    from_low, above_high = counts[0], counts[0] * 0  # tokens with weight from `low` on, and above `high`
+    while (low < high) & (from_low - above_high != 1):
         width = high - low
         at = (low + (width >> 2), low + (width >> 1), low + (3 * width >> 2))  # ascending, below high
         floors = ((at[0] + 1).to(tl.int32), (at[1] + 1).to(tl.int32), (at[2] + 1).to(tl.int32))
-        above = _masses_from(logits_ptr, floors, peak, temperature, min_p, V, BLOCK_V)
+        above, counts = _masses_from(logits_ptr, floors, peak, temperature, min_p, V, BLOCK_V)
         for index in tl.static_range(3):
             is_less = above[index] < wanted
-            low = tl.where(is_less, low, tl.maximum(low, at[index] + 1))
-            high = tl.where(is_less, tl.minimum(high, at[index]), high)
+            is_first = is_less & (at[index] < high)
+            high = tl.where(is_first, at[index], high)
+            above_high = tl.where(is_first, counts[index], above_high)
+            low = tl.where(is_less, low, at[index] + 1)
+            from_low = tl.where(is_less, from_low, counts[index])
     return low
 
 
