@@ -69,7 +69,7 @@ def launch(
             raise TypeError(f"{kernel.__name__}: takes {len(kernel.params)} arguments, got {given}")
         known.compiled[key] = kernel[grid](*tensors, *numbers, *constants, num_warps=num_warps, num_stages=num_stages)
         return
-    x, y, z = grid if len(grid) == 3 else (*grid, 1, 1)[:3]
+    x, y, z = (*grid, 1, 1)[:3]
     function, metadata = compiled.function, compiled.packed_metadata
     compiled.run(x, y, z, 0, function, metadata, None, None, None, *tensors, *numbers, *constants)
 

@@ -4,6 +4,7 @@ It is a plain picture of the TTIR; what the generator wants to know beyond it (a
 `analysis.py`.
 """
 
+import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -75,6 +76,11 @@ class Value:
         while producer is not None and producer.name in ("tt.splat", "tt.broadcast"):
             producer = producer.operands[0].producer
         return producer.attributes["value"] if producer is not None and producer.name == "arith.constant" else None
+
+    @property
+    def is_zero(self) -> bool:
+        """Whether it is zero in all lanes, and not minus zero."""
+        return self.constant == 0 and math.copysign(1, self.constant) > 0
 
 
 @dataclass(eq=False)

@@ -42,6 +42,11 @@ class Expression:
     def is_uniform(self) -> bool:
         return self.kind == "uniform"
 
+    @property
+    def is_row(self) -> bool:
+        """Of a pointer: whether its lanes are neighbours in memory."""
+        return self.kind == "affine" and self.step == "1" and self.base is not None
+
 
 @dataclass(frozen=True)
 class Start:

@@ -252,7 +252,7 @@ class Generator:
         if load is None or load.name != "tt.load" or value in self.buffers or value.type.element not in HALVES:
             return None
         pointer, *rest = [self.operand(operand, tuple(nest.indices), nest) for operand in load.operands]
-        if len(rest) > 1 and load.operands[2].constant != 0:
+        if len(rest) > 1 and not load.operands[2].is_zero:
             return None
         return memory.copy(memory.access(pointer, value.type.element, rest[0] if rest else None, nest), place)
 

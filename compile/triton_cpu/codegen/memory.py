@@ -61,7 +61,7 @@ def load(where: Access, other: Expression | None) -> Expression:
     if pointer.is_uniform:
         assert where.bits is not None, "a pointer for all lanes is masked by lane here"
         text = f"tcpu::load_same<{storage}>({address(pointer, storage)}, {where.bits}, {fallback})"
-    elif pointer.kind == "affine" and pointer.step == "1" and pointer.base is not None:
+    elif pointer.is_row:
         place = address(pointer, storage)
         if where.bits is None:
             text = f"tcpu::load<{storage}>({place})"
@@ -75,7 +75,7 @@ def load(where: Access, other: Expression | None) -> Expression:
 
 def copy(where: Access, place: str) -> str | None:
     """The statement that moves a chunk of neighbours to a buffer, zero where nothing is read; None for other chunks."""
-    if where.pointer.kind != "affine" or where.pointer.step != "1" or where.pointer.base is None:
+    if not where.pointer.is_row:
         return None
     source = address(where.pointer, where.storage)
     if where.bits is None:
@@ -95,7 +95,7 @@ def store(where: Access, value: Expression, rounds: bool = False, streams: bool 
     if pointer.is_uniform and value.is_uniform and (where.mask is None or where.mask.is_uniform):
         text = f"tcpu::store_scalar<{storage}>({address(pointer, storage)}, {value.text});"
         return (f"if ({where.condition}) {text}" if where.condition is not None else text), level
-    if pointer.kind == "affine" and pointer.step == "1" and pointer.base is not None:
+    if pointer.is_row:
         place, name = address(pointer, storage), "stream" if streams else "store"
         if where.bits is None:
             return f"tcpu::{name}<{storage}>({place}, {stored(value, rounds)});", level

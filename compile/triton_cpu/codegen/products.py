@@ -93,10 +93,10 @@ def _table(generator: "Generator", load: Operation, swapped: bool) -> str | None
     nest = Nest((rows, columns), generator.names)
     indices = tuple(nest.indices[::-1] if swapped else nest.indices)
     pointer, *rest = (generator.evaluate(operand, indices, nest) for operand in load.operands)
-    if pointer.kind != "affine" or pointer.step != "1" or pointer.base is None or pointer.start is None:
+    if not pointer.is_row or pointer.start is None:
         return None
     elements = count(rest[0], columns) if rest else str(columns)
-    if elements is None or (len(rest) > 1 and load.operands[2].constant != 0):
+    if elements is None or (len(rest) > 1 and not load.operands[2].is_zero):
         return None
     name = generator.names.new("o")
     storage = STORAGE[load.result.type.element]

@@ -65,17 +65,14 @@ def _accumulate(
     outer = nest.depth - (steps > 1) - (nest.part is not None)
     results = [generator.names.new("r") for _ in operation.operands]
     current = [f"{name}_x" for name in results]
-    partial, first_turn = results, f"{nest.indices[axis].text} == 0"
+    declared, partial, first_turn = results, results, f"{nest.indices[axis].text} == 0"
     if nest.part is not None:
-        partial, first_turn = (
-            [f"{name}_p[{nest.part}]" for name in results],
-            f"{nest.indices[axis].text} < {LANES * PARTS}",
-        )
+        declared, partial = ([f"{name}_p[{index}]" for name in results] for index in (PARTS, nest.part))
+        first_turn = f"{nest.indices[axis].text} < {LANES * PARTS}"
     values = [as_vector(generator.evaluate(operand, tuple(nest.indices), nest)) for operand in operation.operands]
-    for name, new, operand, value in zip(partial, current, operation.operands, values, strict=True):
+    for name, new, operand, value in zip(declared, current, operation.operands, values, strict=True):
         type_name = vector(operand.type.element)
-        place = name if nest.part is None else f"{name.partition('[')[0]}[{PARTS}]"
-        nest.before[outer].append(f"{type_name} {place}{{}};")
+        nest.before[outer].append(f"{type_name} {name}{{}};")
         nest.emit(f"const {type_name} {new} = {value};")
     first = " ".join(f"{name} = {new};" for name, new in zip(partial, current, strict=True))
     if steps == 1:

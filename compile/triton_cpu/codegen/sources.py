@@ -44,8 +44,7 @@ def _in_place(generator: "Generator", value: Value, store: Operation) -> bool:
 
 
 def _is_row(pointer: Expression) -> bool:
-    is_affine = pointer.kind == "affine" and pointer.step == "1" and pointer.base is not None
-    return is_affine and pointer.start is not None and pointer.start.level == 0
+    return pointer.is_row and pointer.start is not None and pointer.start.level == 0
 
 
 def _first(pointer: Expression) -> str:
