@@ -46,6 +46,7 @@ class Program:
         shared = [("const uint64_t*", "args"), *(("int32_t", name) for name in _PROGRAM)]
         if self.can_fail:
             shared.append(("tcpu::Report*", "report"))
+        self._shared: dict[str, str] = {}
         # What every function takes first.
         self.parameters = ", ".join(f"{type_} {name}" for type_, name in shared)
         self.arguments = [name for _, name in shared]
@@ -53,7 +54,13 @@ class Program:
     def source(self) -> str:
         heads = [f"static {self._head(name)};" for name in self.called]
         bodies = [self._called(self.functions[name]) for name in self.called]
-        return "\n".join(['#include "kernel.h"\n', *heads, *bodies, self._kernel()]) + "\n"
+        bodies.append(self._kernel())
+        shared = [f"static auto {name}{text}" for text, name in self._shared.items()]
+        return "\n".join(['#include "kernel.h"\n', *heads, *shared, *bodies]) + "\n"
+
+    def share(self, text: str) -> str:
+        """The name of the function with these parameters and this body, `(...) {...}`, which is written once."""
+        return self._shared.setdefault(text, f"shared_{len(self._shared)}")
 
     def _kernel(self) -> str:
         generator = self._generator(self.kernel)

@@ -2,10 +2,11 @@
 
 from typing import TYPE_CHECKING
 
-from vllm_triton.compile.triton_cpu.codegen.expressions import Expression, as_vector
+from vllm_triton.compile.triton_cpu.codegen.combining import combine, fold, folded, neutral, set_together
+from vllm_triton.compile.triton_cpu.codegen.expressions import as_vector
 from vllm_triton.compile.triton_cpu.codegen.nest import Nest, lane_axis
-from vllm_triton.compile.triton_cpu.codegen.types import LANES, scalar, shape_of, strides, vector
-from vllm_triton.compile.triton_cpu.ir import Block, Operation
+from vllm_triton.compile.triton_cpu.codegen.types import LANES, register, scalar, shape_of, strides, vector
+from vllm_triton.compile.triton_cpu.ir import Operation
 
 if TYPE_CHECKING:
     from vllm_triton.compile.triton_cpu.codegen.kernel import Buffer, Generator
@@ -31,19 +32,6 @@ def emit_reduce(generator: "Generator", operation: Operation) -> None:
         _reduce_elements(generator, operation, shape, axis, targets)
 
 
-def combine(
-    generator: "Generator", nest: Nest, block: Block, left: list[str], right: list[str], kind: str
-) -> list[Expression]:
-    """The combining region at the innermost depth of a nest, for lanes or for scalars."""
-    outside = nest.memo
-    nest.memo = dict(outside)
-    for argument, text in zip(block.arguments, [*left, *right], strict=True):
-        nest.memo[argument, ()] = Expression(text, argument.type.element, nest.depth, kind)  # type: ignore[arg-type]
-    found = [generator.evaluate(operand, (), nest) for operand in block.terminator.operands]
-    nest.memo = outside  # the region's values are others at its next use
-    return found
-
-
 def _reduce_lanes(
     generator: "Generator", operation: Operation, shape: tuple[int, ...], axis: int, targets: list[str]
 ) -> None:
@@ -51,54 +39,46 @@ def _reduce_lanes(
     others = [number for number in range(len(shape)) if number != axis]
     parts = PARTS if len(operation.operands) == 1 else 1
     nest = Nest(shape, generator.names, order=[*others, axis], parts=parts)
-    outer, partial = _accumulate(generator, operation, nest, axis, steps=shape[axis] // LANES)
-    _finish_lanes(generator, operation, nest, outer, partial, targets, axis)
+    outer, held = _accumulate(generator, operation, nest, axis, steps=shape[axis] // LANES)
+    _finish_lanes(generator, operation, nest, outer, held, targets, axis)
 
 
 def _accumulate(
     generator: "Generator", operation: Operation, nest: Nest, axis: int, steps: int
-) -> tuple[int, list[str]]:
+) -> tuple[int, list[list[str]]]:
     """Combines the chunks along `axis`, the innermost loop of a nest, of so many steps.
 
-    Returns: the level outside of that loop, and the vectors that hold the results there.
+    Returns: the level outside of that loop, and the vectors that hold the results there, one or several per operand.
     """
     outer = nest.depth - (steps > 1) - (nest.part is not None)
     results = [generator.names.new("r") for _ in operation.operands]
     current = [f"{name}_x" for name in results]
-    declared, partial, first_turn = results, results, f"{nest.indices[axis].text} == 0"
-    if nest.part is not None:
-        declared, partial = ([f"{name}_p[{index}]" for name in results] for index in (PARTS, nest.part))
-        first_turn = f"{nest.indices[axis].text} < {LANES * PARTS}"
+    turn = nest.indices[axis].text
+    if nest.part is None:
+        partial, held, first_turn = results, [[name] for name in results], f"{turn} == 0"
+    else:
+        partial = [f"{name}_p[{nest.part}]" for name in results]
+        held = [[f"{name}_p[{number}]" for number in range(PARTS)] for name in results]
+        first_turn = f"{turn} < {LANES * PARTS}"
     values = [as_vector(generator.evaluate(operand, tuple(nest.indices), nest)) for operand in operation.operands]
-    for name, new, operand, value in zip(declared, current, operation.operands, values, strict=True):
+    start = neutral(operation) if steps > 1 else None
+    for name, new, operand, value in zip(results, current, operation.operands, values, strict=True):
         type_name = vector(operand.type.element)
-        nest.before[outer].append(f"{type_name} {name}{{}};")
+        initial = [f"tcpu::splat<{register(operand.type.element)}>({start})"] if start else []
+        size, initial = ("", initial) if nest.part is None else (f"_p[{PARTS}]", initial * PARTS)
+        nest.before[outer].append(f"{type_name} {name}{size}{{{', '.join(initial)}}};")
         nest.emit(f"const {type_name} {new} = {value};")
     first = " ".join(f"{name} = {new};" for name, new in zip(partial, current, strict=True))
     if steps == 1:
         nest.emit(first)
-        return outer, partial
-    nest.emit(f"if ({first_turn}) {{ {first} }} else {{")
+        return outer, held
+    if start is None:
+        nest.emit(f"if ({first_turn}) {{ {first} }} else {{")
     combined = combine(generator, nest, operation.regions[0].block, partial, current, "vector")
     set_together(nest, partial, [as_vector(value) for value in combined])
-    nest.emit("}")
-    if nest.part is not None:
-        _join_parts(generator, operation, nest, outer, results)
-    return outer, results
-
-
-def _join_parts(generator: "Generator", operation: Operation, nest: Nest, outer: int, results: list[str]) -> None:
-    """Pairwise, each result into a variable of its name."""
-    for count in (PARTS // 2, 1):
-        for number in range(count):
-            finish = Nest((), generator.names)
-            left, right = ([f"{name}_p[{place}]" for name in results] for place in (number, number + count))
-            combined = combine(generator, finish, operation.regions[0].block, left, right, "vector")
-            set_together(finish, left, [as_vector(value) for value in combined])
-            for line in finish.lines():
-                nest.emit_after(line, outer)
-    for name, operand in zip(results, operation.operands, strict=True):
-        nest.emit_after(f"{vector(operand.type.element)} {name} = {name}_p[0];", outer)
+    if start is None:
+        nest.emit("}")
+    return outer, held
 
 
 def _finish_lanes(
@@ -106,33 +86,25 @@ def _finish_lanes(
     operation: Operation,
     nest: Nest,
     outer: int,
-    partial: list[str],
+    held: list[list[str]],
     targets: list[str],
     axis: int,
 ) -> None:
     """From 16 lanes to one, and into the result."""
-    for distance in (8, 4, 2, 1):
-        finish = Nest((), generator.names)
-        moved = [f"tcpu::shift_down<{distance}>({name})" for name in partial]
-        combined = combine(generator, finish, operation.regions[0].block, partial, moved, "vector")
-        set_together(finish, partial, [as_vector(value) for value in combined])
-        for line in finish.lines():
+    found = [f"{names[0]}[0]" for names in held]
+    shared = folded(generator, operation, held[0])
+    if shared is not None:
+        found = [shared]
+    else:
+        for line in fold(generator, generator.names, operation.regions[0].block, held):
             nest.emit_after(line, outer)
     index = nest.flat_index(
         [ix for number, ix in enumerate(nest.indices) if number != axis], _without(nest.shape, axis)
     )
-    for target, name in zip(targets, partial, strict=True):
+    for target, text in zip(targets, found, strict=True):
         place = f"{target} + {index.text}" if operation.results[0].type.is_tensor else target
-        nest.emit_after(f"tcpu::put({place}, {name}[0]);", outer)
+        nest.emit_after(f"tcpu::put({place}, {text});", outer)
     generator.lines += nest.lines()
-
-
-def set_together(nest: Nest, places: list[str], texts: list[str]) -> None:
-    fresh = [nest.names.new("c") for _ in places]
-    for new, text in zip(fresh, texts, strict=True):
-        nest.emit(f"const auto {new} = {text};")
-    for place, new in zip(places, fresh, strict=True):
-        nest.emit(f"{place} = {new};")
 
 
 def _without(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
@@ -191,9 +163,9 @@ def _reduce_across(generator: "Generator", operation: Operation, shape: tuple[in
     assert lane is not None, "the caller found lanes"
     others = [number for number in range(len(shape)) if number not in (axis, lane)]
     nest = Nest(shape, generator.names, order=[*others, lane, axis], unroll=True)
-    outer, partial = _accumulate(generator, operation, nest, axis, steps=shape[axis])
+    outer, held = _accumulate(generator, operation, nest, axis, steps=shape[axis])
     index = nest.flat_index([ix for number, ix in enumerate(nest.indices) if number != axis], _without(shape, axis))
-    for result, name in zip(operation.results, partial, strict=True):
+    for result, [name] in zip(operation.results, held, strict=True):
         buffer = generator.buffers[result]
         nest.emit_after(f"tcpu::store<{buffer.storage}>({buffer.name} + {index.text}, {name});", outer)
     generator.lines += nest.lines()

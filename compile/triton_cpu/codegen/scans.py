@@ -2,9 +2,10 @@
 
 from typing import TYPE_CHECKING
 
+from vllm_triton.compile.triton_cpu.codegen.combining import combine, set_together
 from vllm_triton.compile.triton_cpu.codegen.expressions import Expression, as_vector
 from vllm_triton.compile.triton_cpu.codegen.nest import Nest, lane_axis
-from vllm_triton.compile.triton_cpu.codegen.reductions import combine, scalar_walk, set_together
+from vllm_triton.compile.triton_cpu.codegen.reductions import scalar_walk
 from vllm_triton.compile.triton_cpu.codegen.types import LANES, STORAGE, scalar, shape_of, strides, vector
 from vllm_triton.compile.triton_cpu.ir import Operation
 
