@@ -56,8 +56,22 @@ constexpr int64_t DOT_CHUNK_ROWS = 256;
 // Up to so many rows, products along K beat packing.
 constexpr int64_t DOT_ROWS_ALONG_K = 32;
 
-// ROWS rows of A as elements, times one panel, added to C's first `columns` columns.
-template <class Format, int ROWS, class A>
+// M and N below are the sizes where they are constants, else 0: what only other sizes need is then not compiled.
+// Rows at a time: a power of two up to `most`, and no more than there are.
+constexpr int rows_at_a_time(int m, int most) {
+  return m == 0 || m >= most ? most : rows_at_a_time(m, most / 2);
+}
+
+// Into the second-level cache.
+template <class T>
+TCPU_INLINE void fetch(const T* values, int64_t count) {
+  for (int64_t i = 0; i < count; i += 64 / (int64_t)sizeof(T)) {
+    __builtin_prefetch(values + i, 0, 2);
+  }
+}
+
+// ROWS rows of A as elements, times one panel, added to C's first `columns` columns; IS_WHOLE: those are all.
+template <class Format, int ROWS, bool IS_WHOLE, class A>
 static void multiply_panel(typename Format::accumulator* c, int64_t ldc, A a, const typename Format::element* panel,
                            const typename Format::accumulator* start, int64_t steps, int64_t columns) {
   using E = typename Format::element;
@@ -89,7 +103,7 @@ static void multiply_panel(typename Format::accumulator* c, int64_t ldc, A a, co
   }
   for (int i = 0; i < ROWS; ++i) {
     S* row = c + i * ldc;
-    if (columns == PANEL<Format>) {
+    if (IS_WHOLE || columns == PANEL<Format>) {
       for (int j = 0; j < COUNT; ++j) {
         piece<S> old;
         memcpy(&old, row + j * WIDTH, sizeof old);
@@ -106,16 +120,18 @@ static void multiply_panel(typename Format::accumulator* c, int64_t ldc, A a, co
   }
 }
 
-template <class Format, int ROWS, class A>
+// Rows from `first` on, ROWS at a time; before(i, ROWS) runs before the rows from i on.
+template <class Format, int ROWS, int M, bool IS_WHOLE, class A, class Before>
 TCPU_INLINE void multiply_rows(typename Format::accumulator* c, int64_t ldc, A a,
                                const typename Format::element* panel, const typename Format::accumulator* start,
-                               int64_t steps, int64_t columns, int64_t rows) {
-  int64_t i = 0;
+                               int64_t steps, int64_t columns, int64_t first, int64_t rows, Before before) {
+  int64_t i = first;
   for (; i + ROWS <= rows; i += ROWS) {
-    multiply_panel<Format, ROWS>(c + i * ldc, ldc, a.from(i, 0), panel, start, steps, columns);
+    before(i, ROWS);
+    multiply_panel<Format, ROWS, IS_WHOLE>(c + i * ldc, ldc, a.from(i, 0), panel, start, steps, columns);
   }
-  if constexpr (ROWS > 1) {
-    multiply_rows<Format, ROWS / 2>(c + i * ldc, ldc, a.from(i, 0), panel, start, steps, columns, rows - i);
+  if constexpr (ROWS > 1 && (M == 0 || M % ROWS != 0)) {
+    multiply_rows<Format, ROWS / 2, M, IS_WHOLE>(c, ldc, a, panel, start, steps, columns, i, rows, before);
   }
 }
 
@@ -156,13 +172,13 @@ static void pack_rows(typename Format::element* out, Operand operand, bool trans
   }
 }
 
-template <class Format, class Operand>
+template <class Format, bool IS_WHOLE, class Operand>
 TCPU_INLINE void pack_panel(typename Format::element* panel, typename Format::accumulator* start, Operand b,
                             bool transposed, int64_t columns, int64_t k) {
   if (transposed) {
     for (int64_t j = 0; j < PANEL<Format>; j += LANES) {
       const int64_t left = columns > j ? columns - j : 0;
-      pack_columns_along_k<Format>(panel + j, PANEL<Format>, b.from(left ? j : 0, 0), left, k);
+      pack_columns_along_k<Format, IS_WHOLE>(panel + j, PANEL<Format>, b.from(left ? j : 0, 0), left, k);
     }
   } else {
     for (int64_t k0 = 0; k0 < k; k0 += Format::STEP) {
@@ -186,12 +202,14 @@ TCPU_INLINE void pack_panel(typename Format::element* panel, typename Format::ac
   }
 }
 
-template <class Format, class A, class B>
+template <class Format, int M, int N, class A, class B>
 static void dot_packed(typename Format::accumulator* c, int64_t ldc, A a, bool a_transposed, B b, bool b_transposed,
                        int64_t m, int64_t n, int64_t k, int64_t b_columns) {
   using E = typename Format::element;
   using Storage = typename A::type;
   constexpr int64_t CHUNK_K = DOT_CHUNK * Format::STEP;
+  constexpr int ROWS = rows_at_a_time(M, DOT_ROWS);
+  constexpr bool IS_WHOLE = N > 0 && N % PANEL<Format> == 0;
   alignas(64) E panel[DOT_CHUNK * PANEL<Format>];
   alignas(64) E packed_a[DOT_CHUNK_ROWS * DOT_CHUNK];
   alignas(64) typename Format::accumulator start[PANEL<Format>] = {};
@@ -206,19 +224,34 @@ static void dot_packed(typename Format::accumulator* c, int64_t ldc, A a, bool a
     for (int64_t m0 = 0; m0 < m; m0 += DOT_CHUNK_ROWS) {
       const int64_t rows = m - m0 < DOT_CHUNK_ROWS ? m - m0 : DOT_CHUNK_ROWS;
       const A a_chunk = a_transposed ? a.from(k0, m0) : a.from(m0, k0);
-      if (!in_place) {
-        pack_rows<Format>(packed_a, a_chunk, a_transposed, rows, chunk);
-      }
       for (int64_t n0 = 0; n0 < n; n0 += PANEL<Format>) {
         const auto within = [=](int64_t columns) { return columns - n0 < PANEL<Format> ? columns - n0 : PANEL<Format>; };
         const int64_t existing = b_columns > n0 ? within(b_columns) : 0;
-        pack_panel<Format>(panel, start, b_transposed ? b.from(n0, k0) : b.from(k0, existing ? n0 : 0), b_transposed,
-                           existing, chunk);
+        const B to_pack = b_transposed ? b.from(n0, k0) : b.from(k0, existing ? n0 : 0);
+        pack_panel<Format, IS_WHOLE>(panel, start, to_pack, b_transposed, existing, chunk);
+        // While rows are multiplied, what is packed next comes into the cache: rows of A, and columns of the next panel.
+        const int64_t next = n0 + PANEL<Format> < b_columns ? n0 + PANEL<Format> : 0;
+        const auto before = [&](int64_t row, int count) TCPU_BODY {
+          if (!in_place && n0 == 0) {
+            const A here = a_transposed ? a_chunk.from(0, row) : a_chunk.from(row, 0);
+            pack_rows<Format>(packed_a + row * DOT_CHUNK, here, a_transposed, count, chunk);
+            for (int64_t i = row + count; !a_transposed && i < row + 2 * count && i < rows; ++i) {
+              fetch(a_chunk.row(i), chunk);
+            }
+          }
+          if (b_transposed && m0 == 0) {
+            const int64_t upcoming = within(b_columns - next + n0);
+            for (int64_t j = row * upcoming / rows; j < (row + count) * upcoming / rows; ++j) {
+              fetch(b.row(next + j) + k0 + (next ? 0 : CHUNK_K), chunk);
+            }
+          }
+        };
         auto* to = c + m0 * ldc + n0;
         if (!in_place) {
-          multiply_rows<Format, DOT_ROWS>(to, ldc, plain<E>{packed_a, DOT_CHUNK}, panel, start, steps, within(n), rows);
+          const plain<E> packed{packed_a, DOT_CHUNK};
+          multiply_rows<Format, ROWS, M, IS_WHOLE>(to, ldc, packed, panel, start, steps, within(n), 0, rows, before);
         } else if constexpr (Format::template reads_in_place<Storage>) {
-          multiply_rows<Format, DOT_ROWS>(to, ldc, a_chunk, panel, start, steps, within(n), rows);
+          multiply_rows<Format, ROWS, M, IS_WHOLE>(to, ldc, a_chunk, panel, start, steps, within(n), 0, rows, before);
         }
       }
     }
@@ -293,20 +326,20 @@ TCPU_INLINE void block_along_k(typename Format::accumulator* c, int64_t ldc, A a
 }
 
 // ROWS of A at a time, then half as many, down to one.
-template <class Format, int ROWS, int COLUMNS, class A, class B>
+template <class Format, int ROWS, int COLUMNS, int M, class A, class B>
 TCPU_INLINE void rows_along_k(typename Format::accumulator* c, int64_t ldc, A a, B b,
                               const typename B::type* const (&next)[COLUMNS], int64_t m, int64_t k) {
   int64_t i = 0;
   for (; i + ROWS <= m; i += ROWS) {
     block_along_k<Format, ROWS, COLUMNS>(c + i * ldc, ldc, a.from(i, 0), b, next, k);
   }
-  if constexpr (ROWS > 1) {
-    rows_along_k<Format, ROWS / 2, COLUMNS>(c + i * ldc, ldc, a.from(i, 0), b, next, m - i, k);
+  if constexpr (ROWS > 1 && (M == 0 || M % ROWS != 0)) {
+    rows_along_k<Format, ROWS / 2, COLUMNS, M>(c + i * ldc, ldc, a.from(i, 0), b, next, m - i, k);
   }
 }
 
 // Columns outside, rows inside: B is read from far memory once.
-template <class Format, int ROWS, int COLUMNS, class A, class B>
+template <class Format, int ROWS, int COLUMNS, int M, int N, class A, class B>
 static void dot_along_k(typename Format::accumulator* c, int64_t ldc, A a, B b, int64_t m, int64_t n, int64_t k) {
   constexpr int64_t AHEAD = 2 * COLUMNS;
   // Behind the last row follows, as far as one can guess, what the next program reads.
@@ -321,50 +354,53 @@ static void dot_along_k(typename Format::accumulator* c, int64_t ldc, A a, B b, 
       next[i] = j + AHEAD + i < n ? b.row(j + AHEAD + i) : beyond;
     }
     for (int64_t k0 = 0; k0 < k; k0 += chunk) {
-      rows_along_k<Format, ROWS, COLUMNS>(c + j, ldc, a.from(0, k0), b.from(j, k0), next, m, std::min(chunk, k - k0));
+      rows_along_k<Format, ROWS, COLUMNS, M>(c + j, ldc, a.from(0, k0), b.from(j, k0), next, m, std::min(chunk, k - k0));
       for (auto& row : next) {
         row += chunk;
       }
     }
   }
-  for (; j < n; ++j) {
-    const typename B::type* const next[1] = {b.row(j)};
-    rows_along_k<Format, 1, 1>(c + j, ldc, a, b.from(j, 0), next, m, k);
+  if constexpr (N == 0 || N % COLUMNS != 0) {
+    for (; j < n; ++j) {
+      const typename B::type* const next[1] = {b.row(j)};
+      rows_along_k<Format, 1, 1, M>(c + j, ldc, a, b.from(j, 0), next, m, k);
+    }
   }
 }
 
-// b_columns: how many of B's n columns exist, the first; the others are zero.
-template <class Sum, class A, class B>
+// b_columns: how many of B's n columns exist, the first; the others are zero. All do where B is transposed.
+template <int M, int N, class Sum, class A, class B>
 TCPU_INLINE void dot_any(Sum* c, int64_t ldc, A a, bool a_transposed, B b, bool b_transposed, int64_t m, int64_t n,
                          int64_t k, int64_t b_columns) {
   using Format = typename choose_format<typename A::type, typename B::type, Sum>::type;
-  if constexpr (!std::is_same_v<Sum, int32_t>) {
+  if constexpr (!std::is_same_v<Sum, int32_t> && M <= DOT_ROWS_ALONG_K) {
     if (b_transposed && !a_transposed && m <= DOT_ROWS_ALONG_K) {
+      constexpr int ROWS = rows_at_a_time(M, DOT_BLOCK_ALONG_K);
       if (m == 1) {
-        dot_along_k<Format, 1, 4>(c, ldc, a, b, m, n, k);
+        dot_along_k<Format, 1, 4, M, N>(c, ldc, a, b, m, n, k);
       } else {
-        dot_along_k<Format, DOT_BLOCK_ALONG_K, DOT_BLOCK_ALONG_K>(c, ldc, a, b, m, n, k);
+        dot_along_k<Format, ROWS, DOT_BLOCK_ALONG_K, M, N>(c, ldc, a, b, m, n, k);
       }
       return;
     }
   }
-  dot_packed<Format>(c, ldc, a, a_transposed, b, b_transposed, m, n, k, b_columns);
+  dot_packed<Format, M, N>(c, ldc, a, a_transposed, b, b_transposed, m, n, k, b_columns);
 }
 
 template <class A, class B>
 TCPU_INLINE void dot_f32(float* c, int64_t ldc, const A* a, int64_t lda, bool a_transposed, const B* b, int64_t ldb,
                          bool b_transposed, int64_t m, int64_t n, int64_t k) {
-  dot_any<float>(c, ldc, plain<A>{a, lda}, a_transposed, plain<B>{b, ldb}, b_transposed, m, n, k, n);
+  dot_any<0, 0>(c, ldc, plain<A>{a, lda}, a_transposed, plain<B>{b, ldb}, b_transposed, m, n, k, n);
 }
 
 TCPU_INLINE void dot_f64(double* c, int64_t ldc, const double* a, int64_t lda, bool a_transposed, const double* b,
                          int64_t ldb, bool b_transposed, int64_t m, int64_t n, int64_t k) {
-  dot_any<double>(c, ldc, plain<double>{a, lda}, a_transposed, plain<double>{b, ldb}, b_transposed, m, n, k, n);
+  dot_any<0, 0>(c, ldc, plain<double>{a, lda}, a_transposed, plain<double>{b, ldb}, b_transposed, m, n, k, n);
 }
 
 TCPU_INLINE void dot_i32(int32_t* c, int64_t ldc, const int8_t* a, int64_t lda, bool a_transposed, const int8_t* b,
                          int64_t ldb, bool b_transposed, int64_t m, int64_t n, int64_t k) {
-  dot_any<int32_t>(c, ldc, plain<int8_t>{a, lda}, a_transposed, plain<int8_t>{b, ldb}, b_transposed, m, n, k, n);
+  dot_any<0, 0>(c, ldc, plain<int8_t>{a, lda}, a_transposed, plain<int8_t>{b, ldb}, b_transposed, m, n, k, n);
 }
 
 }  // namespace tcpu

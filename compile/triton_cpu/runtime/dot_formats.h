@@ -178,14 +178,14 @@ TCPU_INLINE void transpose(vec<T> (&rows)[LANES]) {
   }
 }
 
-// Up to 16 columns of B into out[element][0..15]: B as [N, K], each column contiguous along K.
-template <class Format, class B>
+// Up to 16 columns of B into out[element][0..15]: B as [N, K], each column contiguous along K. IS_WHOLE: all 16 exist.
+template <class Format, bool IS_WHOLE, class B>
 static void pack_columns_along_k(typename Format::element* out, int64_t out_stride, B b, int64_t columns, int64_t k) {
   using E = typename Format::element;
   for (int64_t k0 = 0; k0 < k; k0 += LANES * Format::STEP) {
     vec<E> rows[LANES];
     for (int i = 0; i < LANES; ++i) {
-      rows[i] = i < columns ? Format::along_k(b.row(i) + k0, k - k0) : vec<E>{};
+      rows[i] = IS_WHOLE || i < columns ? Format::along_k(b.row(i) + k0, k - k0) : vec<E>{};
     }
     transpose<E>(rows);
     const int64_t left = (k - k0 + Format::STEP - 1) / Format::STEP;

@@ -149,8 +149,8 @@ TCPU_INLINE void dot(C* c, A&& a, B&& b) {
     depth = K;
   }
   const int64_t columns = B_TRANSPOSED ? N : b_columns;
-  dot_any<C>(c, N, with_columns(a, depth), A_TRANSPOSED, with_columns(b, B_TRANSPOSED ? depth : columns), B_TRANSPOSED,
-             M, N, depth, columns);
+  dot_any<M, N>(c, N, with_columns(a, depth), A_TRANSPOSED, with_columns(b, B_TRANSPOSED ? depth : columns),
+                B_TRANSPOSED, M, N, depth, columns);
 }
 
 #define TCPU_SCALAR_COMPARE(NAME, CONDITION)  \
