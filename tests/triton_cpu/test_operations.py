@@ -249,11 +249,11 @@ def test_short_reductions_beside_the_lanes(a, b, c, n, dtype):
 
 
 @triton.jit
-def _scaled_sum(x_ptr, y_ptr, out_ptr, n, N: tl.constexpr):
+def _read_twice(x_ptr, y_ptr, out_ptr, n, N: tl.constexpr):
     offsets = tl.arange(0, N)
     x = tl.load(x_ptr + offsets, mask=offsets < n, other=7)
     y = tl.load(y_ptr + offsets, mask=offsets < n, other=7)
-    tl.store(out_ptr + offsets, 2 * x + y, mask=offsets < n)
+    tl.store(out_ptr + offsets, tl.maximum(2 * x, -x) + y, mask=offsets < n)
 
 
 @pytest.mark.parametrize("shift", [-300, -200, -64, -17, -1, 0, 1, 15, 64, 199, 200, 256, 300])
@@ -263,8 +263,9 @@ def test_a_tile_is_read_before_it_is_stored_over(shift, n, dtype):
     """x, y and the result overlap in one buffer, by any distance."""
     buffer = torch.randint(-99, 99, (1000,)).to(dtype)
     expected, start = buffer.clone(), 350
-    expected[start : start + n] = 2 * buffer[start + shift :][:n] + buffer[start - shift :][:n]
-    _scaled_sum[(1,)](buffer[start + shift :][:n], buffer[start - shift :][:n], buffer[start:][:n], n, 256)
+    x = buffer[start + shift :][:n]
+    expected[start : start + n] = torch.maximum(2 * x, -x) + buffer[start - shift :][:n]
+    _read_twice[(1,)](buffer[start + shift :][:n], buffer[start - shift :][:n], buffer[start:][:n], n, 256)
     assert torch.equal(buffer, expected)
 
 
@@ -274,9 +275,24 @@ def test_a_tile_is_read_before_wider_elements_are_stored_over_it(place):
     x, y = buffer.view(torch.bfloat16)[place : place + 200], torch.randn(200).bfloat16()
     x.copy_(torch.randn(200))
     expected = buffer.clone()
-    expected[100:300] = (2 * x + y).float()
-    _scaled_sum[(1,)](x, y, buffer[100:300], 200, 256)
+    expected[100:300] = torch.maximum(2 * x, -x).float() + y.float()  # tl.maximum widens bfloat16
+    _read_twice[(1,)](x, y, buffer[100:300], 200, 256)
     assert torch.equal(buffer, expected)
+
+
+@triton.jit
+def _add_transposed_in_place(x_ptr, N: tl.constexpr):
+    places = tl.arange(0, N)[:, None] * N + tl.arange(0, N)
+    x = tl.load(x_ptr + places)
+    tl.store(x_ptr + places, x + tl.trans(x))
+
+
+@pytest.mark.parametrize("n", [2, 16, 64])
+def test_a_tile_is_read_in_two_orders_before_it_is_stored_over(n):
+    x = torch.randn(n, n)
+    expected = x + x.T
+    _add_transposed_in_place[(1,)](x, n)
+    assert torch.equal(x, expected)
 
 
 @triton.jit

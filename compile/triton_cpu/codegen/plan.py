@@ -108,26 +108,38 @@ class Plan:
         return deeper or expanded or len(set(value.uses)) > 1
 
     def _read_at_once(self, load: Operation, block: Block, index: int) -> bool:
-        """Whether the load may happen inside its only reader's loop: nothing is written in between."""
-        value, position, turned = load.result, index, False
-        while True:
-            if len(value.uses) != 1 or self._owner[value.uses[0]] is not block:
+        """Whether the load may happen inside the loop of all its readers: nothing is written in between."""
+        ends = self._ends(load.result, block)
+        if len(ends) != 1:
+            return False
+        reader, value, is_turned = ends.pop()
+        following = block.operations.index(reader) if self._owner[reader] is block else None
+        if following is None or any(_writes(between) for between in block.operations[index + 1 : following]):
+            return False
+        if reader.name == "tt.dot":
+            return value is not reader.operands[2]
+        if reader.name == "tt.store":
+            if value is not reader.operands[1] or is_turned or not _is_long_row(load.result):
                 return False
-            reader = value.uses[0]
-            following = block.operations.index(reader)
-            if any(_writes(between) for between in block.operations[position + 1 : following]):
-                return False
-            if reader.name == "tt.dot":
-                return value is not reader.operands[2]
-            if reader.name == "tt.store" and value is reader.operands[1] and not turned and _is_long_row(load.result):
-                self.waiting.setdefault(reader, []).append(load.result)
-                return True
-            if reader.name not in elementwise.NAMES and reader.name not in ("tt.splat", "tt.reshape", "tt.trans"):
-                return reader.name in ("tt.reduce", "scf.yield")
-            turned = turned or reader.name == "tt.trans"
-            if reader.result in self.buffered:
-                return True
-            value, position = reader.result, following
+            self.waiting.setdefault(reader, []).append(load.result)
+            return True
+        return reader.name in ("tt.reduce", "scf.yield") or any(result in self.buffered for result in reader.results)
+
+    def _ends(self, value: Value, block: Block) -> set[tuple[Operation, Value, bool]]:
+        """What a value's computation ends in: each operation, the operand it reads, and whether that is transposed."""
+        ends, left, seen = set(), [(value, False)], {(value, False)}
+        while left:
+            value, is_turned = left.pop()
+            for reader in value.uses:
+                passes = reader.name in elementwise.NAMES or reader.name in ("tt.splat", "tt.reshape", "tt.trans")
+                if not passes or reader.result in self.buffered or self._owner[reader] is not block:
+                    ends.add((reader, value, is_turned))
+                    continue
+                following = (reader.result, is_turned or reader.name == "tt.trans")
+                if following not in seen:
+                    seen.add(following)
+                    left.append(following)
+        return ends
 
 
 def is_spread(value: Value) -> bool:
