@@ -21,6 +21,8 @@ from vllm_triton.ops.sample_tokens.op import sample_tokens
 
 # 16 logits a thread of 8 warps.
 LARGEST_BLOCK = 4096
+# Blocks that lie below a floor are passed over: of small ones there are more.
+LARGEST_CPU_BLOCK = 1024
 GREEDY_BELOW = tl.constexpr(reference.GREEDY_BELOW)
 LARGEST_FLOAT = tl.constexpr(torch.finfo(torch.float32).max)
 
@@ -43,39 +45,38 @@ def _key(logits):
 
 
 @triton.jit
-def _load_weights(logits_ptr, start, peak, temperature, min_p, V: tl.constexpr, BLOCK_V: tl.constexpr):
-    """Keys and weights of a block; 0 for tokens that min_p drops."""
-    logits = _load_logits(logits_ptr, start, V, BLOCK_V)
+def _weights(logits, peak, temperature, min_p):
+    """0 for tokens that min_p drops."""
     weights = tl.exp((logits - peak) / temperature)
-    return _key(logits), tl.where(weights >= min_p, weights, 0.0)
-
-
-@triton.jit
-def _mass_from(logits_ptr, floor, peak, temperature, min_p, V: tl.constexpr, BLOCK_V: tl.constexpr):
-    """The summed weight of the tokens whose key is at least `floor`."""
-    mass = peak * 0.0
-    for start in range(0, V, BLOCK_V):
-        keys, weights = _load_weights(logits_ptr, start, peak, temperature, min_p, V, BLOCK_V)
-        mass += tl.sum(tl.where(keys >= floor, weights, 0.0))
-    return mass
+    return tl.where(weights >= min_p, weights, 0.0)
 
 
 @triton.jit
 def _masses_from(logits_ptr, floors, peak, temperature, min_p, V: tl.constexpr, BLOCK_V: tl.constexpr):
-    """For three floors, the summed weight of the tokens whose key is at least that, and how many have any weight."""
-    masses = (peak * 0.0, peak * 0.0, peak * 0.0)
-    counts = (floors[0] * 0, floors[0] * 0, floors[0] * 0)
+    """For each of ascending floors, the summed weight of the tokens with at least that key, and how many have any."""
+    masses = (peak * 0.0, peak * 0.0, peak * 0.0, peak * 0.0)
+    counts = (floors[0] * 0, floors[0] * 0, floors[0] * 0, floors[0] * 0)
     for start in range(0, V, BLOCK_V):
-        keys, weights = _load_weights(logits_ptr, start, peak, temperature, min_p, V, BLOCK_V)
-        first = tl.where(keys >= floors[0], weights, 0.0)
-        second = tl.where(keys >= floors[1], weights, 0.0)
-        third = tl.where(keys >= floors[2], weights, 0.0)
-        masses = (masses[0] + tl.sum(first), masses[1] + tl.sum(second), masses[2] + tl.sum(third))
-        counts = (
-            counts[0] + tl.sum((first > 0).to(tl.int32)),
-            counts[1] + tl.sum((second > 0).to(tl.int32)),
-            counts[2] + tl.sum((third > 0).to(tl.int32)),
-        )
+        logits = _load_logits(logits_ptr, start, V, BLOCK_V)
+        keys = _key(logits)
+        if tl.max(keys) >= floors[0]:
+            weights = _weights(logits, peak, temperature, min_p)
+            first = tl.where(keys >= floors[0], weights, 0.0)
+            second = tl.where(keys >= floors[1], weights, 0.0)
+            third = tl.where(keys >= floors[2], weights, 0.0)
+            fourth = tl.where(keys >= floors[3], weights, 0.0)
+            masses = (
+                masses[0] + tl.sum(first),
+                masses[1] + tl.sum(second),
+                masses[2] + tl.sum(third),
+                masses[3] + tl.sum(fourth),
+            )
+            counts = (
+                counts[0] + tl.sum((first > 0).to(tl.int32)),
+                counts[1] + tl.sum((second > 0).to(tl.int32)),
+                counts[2] + tl.sum((third > 0).to(tl.int32)),
+                counts[3] + tl.sum((fourth > 0).to(tl.int32)),
+            )
     return masses, counts
 
 
@@ -114,17 +115,22 @@ def _top_k_floor(logits_ptr, low, high, top_k, V: tl.constexpr, BLOCK_V: tl.cons
 @triton.jit
 def _top_p_floor(logits_ptr, low, high, top_p, peak, temperature, min_p, V: tl.constexpr, BLOCK_V: tl.constexpr):
     """A key that just those tokens reach above which less than top_p of the mass lies that `low` keeps."""
-    floor = low.to(tl.int32)
-    masses, counts = _masses_from(logits_ptr, (floor, floor, floor), peak, temperature, min_p, V, BLOCK_V)
-    wanted = top_p * masses[0]
-    from_low, above_high = counts[0], counts[0] * 0  # tokens with weight from `low` on, and above `high`
+    wanted = peak * 0.0 - 1  # until a pass has found the mass from `low` on
+    from_low, above_high = V + low * 0, low * 0  # tokens with weight: at most, and above `high`
     while (low < high) & (from_low - above_high != 1):
         width = high - low
-        at = (low + (width >> 2), low + (width >> 1), low + (3 * width >> 2))  # ascending, below high
-        floors = ((at[0] + 1).to(tl.int32), (at[1] + 1).to(tl.int32), (at[2] + 1).to(tl.int32))
-        above, counts = _masses_from(logits_ptr, floors, peak, temperature, min_p, V, BLOCK_V)
-        for index in tl.static_range(3):
-            is_less = above[index] < wanted
+        at = (low - 1, low + (width >> 2), low + (width >> 1), low + (3 * width >> 2))  # ascending, below high
+        floors = (
+            low.to(tl.int32),
+            (at[1] + 1).to(tl.int32),
+            (at[2] + 1).to(tl.int32),
+            (at[3] + 1).to(tl.int32),
+        )
+        masses, counts = _masses_from(logits_ptr, floors, peak, temperature, min_p, V, BLOCK_V)
+        wanted = tl.where(wanted < 0, top_p * masses[0], wanted)
+        from_low = counts[0].to(tl.int64)
+        for index in tl.static_range(1, 4):
+            is_less = masses[index] < wanted
             is_first = is_less & (at[index] < high)
             high = tl.where(is_first, at[index], high)
             above_high = tl.where(is_first, counts[index], above_high)
@@ -136,22 +142,27 @@ def _top_p_floor(logits_ptr, low, high, top_p, peak, temperature, min_p, V: tl.c
 @triton.jit
 def _draw(logits_ptr, floor, uniform, peak, temperature, min_p, V: tl.constexpr, BLOCK_V: tl.constexpr):
     """The first token at which the running mass of the kept ones passes uniform * total."""
-    wanted = uniform * _mass_from(logits_ptr, floor, peak, temperature, min_p, V, BLOCK_V)
-    # Blocks with mass are taken up to the one at which the running mass passes; should rounding let none pass, the last
-    # block with mass has been taken.
+    # The first pass sums the whole row. The second takes blocks with mass up to the one at which the running mass
+    # passes; should rounding let none pass, the last block with mass has been taken.
+    wanted = peak * 0.0 + float("inf")
     mass = peak * 0.0
     mass_before = mass
     block = floor * 0
-    for start in range(0, V, BLOCK_V):
-        keys, weights = _load_weights(logits_ptr, start, peak, temperature, min_p, V, BLOCK_V)
-        mass_after = mass + tl.sum(tl.where(keys >= floor, weights, 0.0))
-        taken = (mass_after > mass) & (mass <= wanted)
-        block = tl.where(taken, start, block)
-        mass_before = tl.where(taken, mass, mass_before)
-        mass = mass_after
+    for _ in range(2):
+        wanted = tl.where(mass > 0, uniform * mass, wanted)
+        mass = peak * 0.0
+        for start in range(0, V, BLOCK_V):
+            logits = _load_logits(logits_ptr, start, V, BLOCK_V)
+            keys = _key(logits)
+            if (mass <= wanted) & (tl.max(keys) >= floor):
+                here = tl.sum(tl.where(keys >= floor, _weights(logits, peak, temperature, min_p), 0.0))
+                taken = mass + here > mass
+                block = tl.where(taken, start, block)
+                mass_before = tl.where(taken, mass, mass_before)
+                mass += here
 
-    keys, weights = _load_weights(logits_ptr, block, peak, temperature, min_p, V, BLOCK_V)
-    weights = tl.where(keys >= floor, weights, 0.0)
+    logits = _load_logits(logits_ptr, block, V, BLOCK_V)
+    weights = tl.where(_key(logits) >= floor, _weights(logits, peak, temperature, min_p), 0.0)
     tokens = block + tl.arange(0, BLOCK_V)
     kept = weights > 0
     passed = kept & (mass_before + tl.cumsum(weights, axis=0) > wanted)
@@ -195,8 +206,8 @@ def _sample_tokens_kernel(
     token = tl.program_id(0) * 0
     for start in range(0, V, BLOCK_V):
         logits = _load_logits(row_ptr, start, V, BLOCK_V)
-        block_peak = tl.max(logits, axis=0)
-        token = tl.where(block_peak > peak, start + tl.argmax(logits, axis=0), token)
+        block_peak, index = tl.max(logits, axis=0, return_indices=True)
+        token = tl.where(block_peak > peak, start + index, token)
         peak = tl.maximum(peak, block_peak)
 
     if (temperature >= GREEDY_BELOW) & (peak > float("-inf")):
@@ -221,8 +232,8 @@ class SampleTokensConfig:
 
 
 @functools.cache
-def select_config(vocabulary: int) -> SampleTokensConfig:
-    block = block_size(vocabulary, LARGEST_BLOCK)
+def select_config(vocabulary: int, device: str) -> SampleTokensConfig:
+    block = block_size(vocabulary, LARGEST_CPU_BLOCK if device == "cpu" else LARGEST_BLOCK)
     return SampleTokensConfig(block, num_warps=min(max(block // 512, 1), 8))
 
 
@@ -240,8 +251,8 @@ COMPILE_CASES = [
             "tokens_ptr": "*i64",
             "logits_stride_b": "i32",
         },
-        {"V": 49152, "BLOCK_V": select_config(49152).block_v},
-        num_warps=select_config(49152).num_warps,
+        {"V": 49152, "BLOCK_V": select_config(49152, "cuda").block_v},
+        num_warps=select_config(49152, "cuda").num_warps,
     )
 ]
 
@@ -260,7 +271,7 @@ def launch_sample_tokens(
     tokens = torch.empty_like(seeds)
     if num_rows == 0:
         return tokens
-    config = select_config(vocabulary)
+    config = select_config(vocabulary, logits.device.type)
     launch(
         _sample_tokens_kernel,
         (num_rows,),
