@@ -1,11 +1,12 @@
 """SiLU and multiplication, one program for each block of a row; float32 between load and store.
 
-    y = gate * sigmoid(gate) * up
+    y = gate / (1 + exp(-gate)) * up
 
 Source: Shazeer, "GLU Variants Improve Transformer", equation 6 (SwiGLU).
 """
 
 import functools
+import math
 from dataclasses import dataclass
 
 import torch
@@ -27,6 +28,7 @@ from vllm_triton.ops.silu_and_mul.op import silu_and_mul
 LARGEST_BLOCK = 1024
 # A CPU reads rows in order: a program for most of one.
 LARGEST_CPU_BLOCK = 4096
+MINUS_LOG2_E = tl.constexpr(-math.log2(math.e))
 
 
 @triton.jit(do_not_specialize=["x_stride_t"])
@@ -47,7 +49,8 @@ def _silu_and_mul_kernel(
     mask = columns < I
     gate = tl.load(x_ptr + x_offset + columns, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(x_ptr + x_offset + I + columns, mask=mask, other=0.0).to(tl.float32)
-    tl.store(out_ptr + row * I + columns, gate * tl.sigmoid(gate) * up, mask=mask, cache_modifier=STORE)
+    silu = gate / (1.0 + tl.exp2(gate * MINUS_LOG2_E))
+    tl.store(out_ptr + row * I + columns, silu * up, mask=mask, cache_modifier=STORE)
 
 
 @dataclass(frozen=True)
