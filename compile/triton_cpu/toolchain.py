@@ -34,7 +34,7 @@ _COMPILER_NAMES = {"bmi1": "bmi"}
 # wrapv: integers wrap in Triton.
 _BINARY_NAME = "kernel.so"
 _KERNEL_FLAGS = ("-O3", "-fno-math-errno", "-fno-trapping-math", "-fwrapv", "-Wno-psabi")
-_COMMON_FLAGS = ("-std=c++17", "-fPIC", "-shared", "-fvisibility=default")
+_COMMON_FLAGS = ("-std=c++17", "-pipe", "-fPIC", "-shared", "-fvisibility=default")
 
 
 @dataclass(frozen=True)
