@@ -1,7 +1,7 @@
 """The typed form of a kernel between TTIR's text and C++: values, operations, blocks.
 
-It is a plain picture of the TTIR; what the generator wants to know beyond it (affine indices, uses) is derived in
-`analysis.py`.
+It is a plain picture of the TTIR; what the generator wants to know beyond it is derived in `codegen/`: ranges in
+`ranges.py`, affine indices in `expressions.py`, what becomes memory in `plan.py`.
 """
 
 import math

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from vllm_triton.compile.triton_cpu import toolchain
 
@@ -30,7 +31,7 @@ LEVELS = {
 LEVELS_BESIDE_DOT = ("native", "avx2", "portable")
 
 
-def why_not(level: str) -> str | None:
+def _why_not(level: str) -> str | None:
     """The reason why this machine cannot run the level, or None."""
     missing = [feature for feature in LEVELS[level][1] if feature not in toolchain.cpu_features()]
     return toolchain.why_no_compiler() or (f"this CPU lacks {', '.join(missing)}" if missing else None)
@@ -46,7 +47,12 @@ def _headers_digest() -> bytes:
 
 @cache
 def build(source: str, level: str) -> ctypes.CDLL:
-    """`source`, C++ after an include of the runtime, as a loaded library; parallel test processes share the file."""
+    """`source`, C++ after an include of the runtime, as a loaded library; parallel test processes share the file.
+
+    Skips the test where this machine cannot run the level.
+    """
+    if reason := _why_not(level):
+        pytest.skip(reason)
     command = (*toolchain.compiler_command(), *FLAGS, *LEVELS[level][0], f"-I{HEADERS}")
     key = hashlib.sha256(_headers_digest() + repr((source, command)).encode()).hexdigest()[:20]
     folder = Path(tempfile.gettempdir()) / f"runtime_tests_{os.getuid()}"

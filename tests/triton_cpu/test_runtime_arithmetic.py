@@ -66,9 +66,6 @@ extern "C" void masks(int64_t n, int64_t bits, uint32_t* out) {
 
 @pytest.fixture(params=rt.LEVELS_BESIDE_DOT, scope="module")
 def library(request):
-    reason = rt.why_not(request.param)
-    if reason:
-        pytest.skip(reason)
     return rt.build(_source(), request.param)
 
 

@@ -55,9 +55,6 @@ extern "C" void fma_double(const double* a, const double* b, const double* c, do
 
 @pytest.fixture(params=rt.LEVELS_BESIDE_DOT, scope="module")
 def library(request):
-    reason = rt.why_not(request.param)
-    if reason:
-        pytest.skip(reason)
     return rt.build(SOURCE, request.param)
 
 

@@ -75,7 +75,7 @@ def _check_gather(generator: "Generator", operation: Operation) -> None:
     extent = shape_of(source.type)[operation.attributes["axis"]]
     nest = Nest(shape_of(index.type), generator.names)
     nest.walk_plainly()
-    value = memory.widen(generator.evaluate(index, tuple(nest.indices), nest))
+    value = memory.as_integer(generator.evaluate(index, tuple(nest.indices), nest))
     indices, outside = generator.names.new("p"), generator.names.new("w")
     nest.emit(f"const tcpu::vec<int64_t> {indices} = {as_vector(value)};")
     beyond = f"tcpu::cmp_ge((tcpu::vec<uint64_t>){indices}, tcpu::splat<uint64_t>({extent}))"

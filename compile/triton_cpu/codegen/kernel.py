@@ -162,7 +162,7 @@ class Generator:
     @staticmethod
     def _place(name: str, shape: tuple[int, ...], indices: Indices, nest: Nest) -> Expression:
         """A pointer into a row-major tile."""
-        flat = memory.widen(nest.flat_index(list(indices), shape))
+        flat = memory.as_integer(nest.flat_index(list(indices), shape))
         return Expression(flat.text, "ptr", flat.level, flat.kind, flat.step, name)
 
     def _view(self, operation: Operation, value: Value, indices: Indices, nest: Nest) -> Expression:

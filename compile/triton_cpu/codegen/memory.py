@@ -115,7 +115,7 @@ def _scattered(pointer: Expression, storage: str) -> str:
 
 def advance(pointer: Expression, offset: Expression, pointee: str) -> Expression:
     """tt.addptr: offsets count elements."""
-    wide = widen(offset)
+    wide = as_integer(offset)
     if pointer.base is not None:
         count = replace(pointer, element="i64", base=None)
         moved = wide if pointer.text == "0" and pointer.is_uniform else expressions.add(count, wide)
@@ -129,15 +129,14 @@ def advance(pointer: Expression, offset: Expression, pointee: str) -> Expression
     return Expression(text, "ptr", level, "vector")
 
 
-def widen(index: Expression) -> Expression:
-    """Any integer as i64."""
-    if index.element == "i64":
+def as_integer(index: Expression, element: str = "i64") -> Expression:
+    """Any integer as i64, or as i32."""
+    if index.element == element:
         return index
     if index.kind == "vector":
-        return Expression(
-            f"tcpu::convert<{register(index.element)}, int64_t>({index.text})", "i64", index.level, "vector"
-        )
-    return replace(index, text=f"int64_t({index.text})", element="i64")
+        text = f"tcpu::convert<{register(index.element)}, {register(element)}>({index.text})"
+        return Expression(text, element, index.level, "vector")
+    return replace(index, text=f"{register(element)}({index.text})", element=element)
 
 
 def to_address(pointer: Expression, pointee: str) -> Expression:

@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from vllm_triton.compile.triton_cpu.codegen import control
-from vllm_triton.compile.triton_cpu.codegen.expressions import Expression, as_vector
+from vllm_triton.compile.triton_cpu.codegen import control, memory
+from vllm_triton.compile.triton_cpu.codegen.expressions import as_vector
 from vllm_triton.compile.triton_cpu.codegen.nest import Nest
-from vllm_triton.compile.triton_cpu.codegen.types import register, shape_of
+from vllm_triton.compile.triton_cpu.codegen.types import shape_of
 from vllm_triton.compile.triton_cpu.ir import Operation
 
 if TYPE_CHECKING:
@@ -20,21 +20,11 @@ def emit_gather(generator: "Generator", operation: Operation) -> None:
     result = generator.new_buffer(operation.result.type)
     nest = Nest(result.shape, generator.names)
     indices = list(nest.indices)
-    indices[axis] = _as_i32(generator.evaluate(index, tuple(nest.indices), nest))
+    indices[axis] = memory.as_integer(generator.evaluate(index, tuple(nest.indices), nest), "i32")
     value = generator.read(buffer, tuple(indices), nest)
     nest.emit(f"tcpu::store<{result.storage}>({result.name} + {nest.flat.text}, {as_vector(value)});")
     generator.lines += nest.lines()
     generator.buffers[operation.result] = result
-
-
-def _as_i32(index: Expression) -> Expression:
-    if index.element == "i32":
-        return index
-    if index.kind == "vector":
-        text = f"tcpu::convert<{register(index.element)}, int32_t>({index.text})"
-    else:
-        text = f"int32_t({index.text})"
-    return Expression(text, "i32", index.level, index.kind, index.step)
 
 
 def emit_histogram(generator: "Generator", operation: Operation) -> None:
