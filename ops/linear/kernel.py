@@ -22,7 +22,7 @@ GROUP_T = 8
 
 
 @triton.jit
-def _tile_of_program(program, T, N: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_T: tl.constexpr):
+def _tile_of_program(program, T, N, BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_T: tl.constexpr):
     """(tile row, tile column) of this program in the grouped order."""
     tiles_t = tl.cdiv(T, BLOCK_T)
     tiles_n = tl.cdiv(N, BLOCK_N)
@@ -41,8 +41,8 @@ def _linear_kernel(
     T,
     x_stride_t,
     weight_stride_n,
-    N: tl.constexpr,
-    K: tl.constexpr,
+    N,
+    K,
     BLOCK_T: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -123,6 +123,8 @@ _SIGNATURE = {
     "T": "i32",
     "x_stride_t": "i32",
     "weight_stride_n": "i32",
+    "N": "i32",
+    "K": "i32",
 }
 
 
@@ -132,8 +134,6 @@ def _compile_case(num_tokens: int, has_bias: bool) -> CompileCase:
         _linear_kernel,
         _SIGNATURE | ({"bias_ptr": "*bf16"} if has_bias else {}),
         {
-            "N": 6144,
-            "K": 4096,
             "BLOCK_T": config.block_t,
             "BLOCK_N": config.block_n,
             "BLOCK_K": config.block_k,
@@ -167,8 +167,8 @@ def launch_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | No
         _linear_kernel,
         grid,
         (x, weight, bias, out),
-        (num_tokens, x.stride(0), weight.stride(0)),
-        (num_columns, depth, *tiles, GROUP_T, rows_aligned(x, weight)),
+        (num_tokens, x.stride(0), weight.stride(0), num_columns, depth),
+        (*tiles, GROUP_T, rows_aligned(x, weight)),
         config.num_warps,
         config.num_stages,
     )
