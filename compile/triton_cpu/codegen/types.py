@@ -1,5 +1,7 @@
 """How TTIR's elements look in C++: in memory, and in a register (one lane of a vector)."""
 
+import math
+
 from vllm_triton.compile.triton_cpu.ir import Type
 
 # Lanes of every vector; a tile is walked 16 elements at a time.
@@ -70,11 +72,15 @@ def literal(value: int | float | bool, element: str) -> str:
     return f"({STORAGE[element]}({wrapped}{'LL' if bits == 64 else ''}))"
 
 
-def _rounded(value: float, element: str) -> float:
-    import torch  # not when triton looks for its backends
+# Bits of a small float's significand, the first one included, and its least normal exponent.
+_PRECISION = {"f16": (11, -14), "bf16": (8, -126), "f8E4M3FN": (4, -6), "f8E5M2": (3, -14)}
 
-    dtypes = {"f16": "float16", "bf16": "bfloat16", "f8E4M3FN": "float8_e4m3fn", "f8E5M2": "float8_e5m2"}
-    return float(torch.tensor(value, dtype=getattr(torch, dtypes[element])))
+
+def _rounded(value: float, element: str) -> float:
+    """The nearest number of a type: TTIR's text may show fewer digits. Without torch, which may be watched here."""
+    bits, least = _PRECISION[element]
+    step = 2.0 ** (max(math.frexp(value)[1] - 1, least) - bits + 1)
+    return math.copysign(round(value / step) * step, value) if math.isfinite(value) else value
 
 
 def strides(shape: tuple[int, ...]) -> list[int]:
