@@ -5,9 +5,10 @@ An op is defined once (`define_op`), with its contract and its reference; implem
 """
 
 import contextlib
+import enum
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -33,18 +34,41 @@ class Situation:
 Supports = Callable[[Situation], str | None]
 
 
+class Capture(enum.IntEnum):
+    """Steps in which an implementation's work may be captured once and replayed with other values of the same shapes.
+
+    NEVER: it reads values on the host, or calls what the device's graphs cannot hold. SINGLE_TOKEN_DECODE: one token a
+    request. UNIFORM_BATCH: equally many tokens a request. ALWAYS: any step.
+    """
+
+    NEVER = 0
+    SINGLE_TOKEN_DECODE = 1
+    UNIFORM_BATCH = 2
+    ALWAYS = 3
+
+
+# By device type: a CPU's graphs hold Triton launches alone, and no graph can hold a value that the host reads.
+TORCH_CALLS = {"cpu": Capture.NEVER}
+HOST_READS = {"cpu": Capture.NEVER, "cuda": Capture.NEVER}
+
+
 @dataclass(frozen=True)
 class Implementation:
     """A function with the op's arguments in order.
 
     supports: None, or the reason why not, as text.
     compile_cases: real configurations of its Triton kernels (ops.launch.CompileCase).
+    capture: by device type; ALWAYS on the others.
     """
 
     name: str
     function: Callable[..., Any]
     supports: Supports
     compile_cases: tuple[Any, ...] = ()
+    capture: Mapping[str, Capture] = field(default_factory=dict)
+
+    def captured_in(self, device: str) -> Capture:
+        return self.capture.get(device, Capture.ALWAYS)
 
     def __call__(self, *args: Any) -> Any:
         return self.function(*args)
@@ -63,7 +87,7 @@ class Op:
         self.__doc__ = doc
         self.implementations: dict[str, Implementation] = {}
         self._active: Implementation | None = None
-        self.impl("reference")(reference)
+        self.impl("reference", capture=HOST_READS)(reference)
         _LIBRARY.define(f"{self.name}{contract.schema}")
         _LIBRARY.impl(self.name, self._run, "CompositeExplicitAutograd")
         torch.library.register_fake(f"{NAMESPACE}::{self.name}", contract.fake, lib=_LIBRARY)
@@ -77,8 +101,12 @@ class Op:
         self.contract.check(args)
         return self.torch_op(*args)
 
+    def implementation_now(self) -> Implementation:
+        """The one that a call runs."""
+        return self._active or self._default()
+
     def _run(self, *args: Any) -> Any:
-        return (self._active or self._default()).function(*args)
+        return self.implementation_now().function(*args)
 
     def _default(self) -> Implementation:
         platform = current_platform()
@@ -87,10 +115,15 @@ class Op:
         return self._active
 
     def impl(
-        self, name: str, supports: Supports | None = None, compile_cases: Sequence[Any] = ()
+        self,
+        name: str,
+        supports: Supports | None = None,
+        compile_cases: Sequence[Any] = (),
+        capture: Mapping[str, Capture] | None = None,
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Registers an implementation; `supports` sees a Situation and returns None or the reason why not.
 
+        Args: see Implementation. One that calls torch has `capture=TORCH_CALLS`.
         Raises: RegistryError where the name is taken.
         """
 
@@ -98,7 +131,7 @@ class Op:
             if name in self.implementations:
                 raise RegistryError(f"{self.name}: implementation name must be new, got {name!r}")
             self.implementations[name] = Implementation(
-                name, function, supports or (lambda situation: None), tuple(compile_cases)
+                name, function, supports or (lambda situation: None), tuple(compile_cases), capture or {}
             )
             return function
 

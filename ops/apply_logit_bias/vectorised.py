@@ -3,9 +3,10 @@
 import torch
 
 from vllm_triton.ops.apply_logit_bias.op import apply_logit_bias
+from vllm_triton.ops.registry import TORCH_CALLS
 
 
-@apply_logit_bias.impl("torch")
+@apply_logit_bias.impl("torch", capture=TORCH_CALLS)
 def apply_logit_bias_torch(
     logits: torch.Tensor, rows: torch.Tensor, token_ids: torch.Tensor, bias: torch.Tensor
 ) -> None:

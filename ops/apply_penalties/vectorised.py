@@ -3,9 +3,10 @@
 import torch
 
 from vllm_triton.ops.apply_penalties.op import apply_penalties
+from vllm_triton.ops.registry import HOST_READS
 
 
-@apply_penalties.impl("torch")
+@apply_penalties.impl("torch", capture=HOST_READS)
 def apply_penalties_torch(
     logits: torch.Tensor,
     history: torch.Tensor,

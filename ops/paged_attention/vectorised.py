@@ -9,6 +9,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from vllm_triton.ops.paged_attention.op import paged_attention
+from vllm_triton.ops.registry import HOST_READS
 
 # Decode rows go together while they gather no more keys than this, so that what was gathered is still in the cache when
 # it is used (2 cores, 3 heads of 64: 16384 keys in one call took a fifth longer than in four), and while padding does
@@ -17,7 +18,7 @@ KEYS_PER_CALL = 8192
 SHORT_ROW = 256
 
 
-@paged_attention.impl("torch")
+@paged_attention.impl("torch", capture=HOST_READS)
 def paged_attention_torch(
     out: torch.Tensor,
     query: torch.Tensor,

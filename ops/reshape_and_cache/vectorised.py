@@ -2,7 +2,7 @@
 
 import torch
 
-from vllm_triton.ops.registry import Situation
+from vllm_triton.ops.registry import HOST_READS, Situation
 from vllm_triton.ops.reshape_and_cache.op import reshape_and_cache
 
 
@@ -12,7 +12,7 @@ def _supports(situation: Situation) -> str | None:
     return None
 
 
-@reshape_and_cache.impl("torch", supports=_supports)
+@reshape_and_cache.impl("torch", supports=_supports, capture=HOST_READS)
 def reshape_and_cache_torch(
     key: torch.Tensor,
     value: torch.Tensor,

@@ -2,6 +2,7 @@
 
 import torch
 
+from vllm_triton.ops.registry import TORCH_CALLS
 from vllm_triton.ops.rms_norm.op import rms_norm
 
 # torch's own norm on the CPU is a chain of small calls; from here on a chain of our own over one float32 copy is faster
@@ -9,7 +10,7 @@ from vllm_triton.ops.rms_norm.op import rms_norm
 MANY_ROWS = 64
 
 
-@rms_norm.impl("torch")
+@rms_norm.impl("torch", capture=TORCH_CALLS)
 def rms_norm_torch(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     if x.shape[0] < MANY_ROWS:
         return torch.nn.functional.rms_norm(x, weight.shape, weight, eps)

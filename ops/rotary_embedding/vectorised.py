@@ -2,10 +2,11 @@
 
 import torch
 
+from vllm_triton.ops.registry import TORCH_CALLS
 from vllm_triton.ops.rotary_embedding.op import rotary_embedding
 
 
-@rotary_embedding.impl("torch")
+@rotary_embedding.impl("torch", capture=TORCH_CALLS)
 def rotary_embedding_torch(
     positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor, cos_sin: torch.Tensor, interleaved: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:

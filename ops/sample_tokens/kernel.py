@@ -31,7 +31,7 @@ LARGEST_FLOAT = tl.constexpr(torch.finfo(torch.float32).max)
 def _load_logits(logits_ptr, start, V: tl.constexpr, BLOCK_V: tl.constexpr):
     """A block of the row; minus infinity beyond its end and for NaN, no infinity, no negative zero."""
     tokens = start + tl.arange(0, BLOCK_V)
-    logits = tl.load(logits_ptr + tokens, mask=tokens < V, other=float("-inf"))
+    logits = tl.load(logits_ptr + tokens, mask=tokens < V, other=float("-inf")).to(tl.float32)
     logits = tl.where(logits == logits, logits, float("-inf"))
     logits = tl.minimum(logits, LARGEST_FLOAT)
     return tl.where(logits == 0, 0.0, logits)

@@ -2,7 +2,7 @@ from typing import Any
 
 import torch
 
-from vllm_triton.ops.contract import Dims, Tensor
+from vllm_triton.ops.contract import FLOATS, Dims, Tensor
 from vllm_triton.ops.registry import define_op
 from vllm_triton.ops.sample_tokens.philox import uniform
 from vllm_triton.ops.sample_tokens.reference import sample_row, sample_tokens_reference
@@ -61,7 +61,7 @@ _PER_ROW = Tensor("B", (torch.float32,))
 
 @define_op(
     args={
-        "logits": Tensor("B V", (torch.float32,)),
+        "logits": Tensor("B V", FLOATS),
         "temperature": _PER_ROW,
         "min_p": _PER_ROW,
         "top_k": Tensor("B", (torch.int32,)),
@@ -101,7 +101,7 @@ def sample_tokens(
     Tokens with equal logits are kept or dropped together. A row's token depends on that row's arguments alone.
 
     Args:
-        logits: [B, V] fp32; minus infinity and NaN are never drawn, and a row of nothing else gives token 0.
+        logits: [B, V] fp16, bf16 or fp32; minus infinity and NaN are never drawn; a row of nothing else gives token 0.
         temperature: [B] fp32, >= 0; below 1e-5 the row takes its largest logit, the first of equal ones.
         min_p: [B] fp32, 0 .. 1; 0 keeps all.
         top_k: [B] int32, >= 0; 0 keeps all, and so does V or more.

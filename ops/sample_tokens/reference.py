@@ -15,6 +15,7 @@ def sample_tokens_reference(
     seeds: torch.Tensor,
     steps: torch.Tensor,
 ) -> torch.Tensor:
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     tokens = torch.zeros_like(seeds)
     draws = uniform(seeds, steps)
     for row, row_logits in enumerate(logits):

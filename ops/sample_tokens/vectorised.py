@@ -6,6 +6,7 @@ sought among the most likely tokens first.
 
 import torch
 
+from vllm_triton.ops.registry import HOST_READS
 from vllm_triton.ops.sample_tokens.op import sample_tokens
 from vllm_triton.ops.sample_tokens.philox import uniform
 from vllm_triton.ops.sample_tokens.reference import GREEDY_BELOW, without_nan
@@ -15,7 +16,7 @@ from vllm_triton.ops.sample_tokens.reference import GREEDY_BELOW, without_nan
 CANDIDATES = (256, 4096)
 
 
-@sample_tokens.impl("torch")
+@sample_tokens.impl("torch", capture=HOST_READS)
 def sample_tokens_torch(
     logits: torch.Tensor,
     temperature: torch.Tensor,
@@ -27,6 +28,7 @@ def sample_tokens_torch(
 ) -> torch.Tensor:
     if logits.shape[0] == 0:
         return torch.empty_like(seeds)
+    logits = logits.float()
     peaks = logits.amax(dim=-1)
     if not peaks.isfinite().all():
         logits = without_nan(logits)
