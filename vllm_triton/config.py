@@ -7,6 +7,7 @@ from vllm_triton.errors import ConfigError
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 LOAD_FORMATS = ("auto", "dummy")
+CUDAGRAPH_MODES = ("none", "piecewise", "full", "full_and_piecewise")
 SCHEDULING_POLICIES = ("fcfs", "priority")
 DTYPE_ALIASES = {"float": "float32", "half": "float16", "bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
@@ -28,7 +29,12 @@ class EngineConfig:
         scheduling_policy: "fcfs" or "priority".
         seed: of the draws of requests without a seed, and of dummy weights.
         kernels: op name -> implementation name.
-        optimization_level: 0..3; only 0, eager, exists: a higher one runs as 0 and says so.
+        optimization_level: 0..3, the default of the next setting: 0 captures nothing, 1 pieces, 2 and 3 also whole
+            steps of decoding. None takes 2.
+        cudagraph_mode: which graphs are captured: "none", "piecewise", "full" or "full_and_piecewise". What the device
+            or an implementation cannot do is left out, and the log says so.
+        cudagraph_capture_sizes: numbers of requests to capture decoding for, up to max_num_seqs; None takes 1, 2, 4 and
+            the multiples of 8.
         load_format: "auto", or "dummy" for random weights.
         skip_tokenizer_init: takes and returns token ids only.
     Raises: ConfigError, which names the setting.
@@ -47,6 +53,8 @@ class EngineConfig:
     seed: int = 0
     kernels: dict[str, str] = field(default_factory=dict)
     optimization_level: int | None = None
+    cudagraph_mode: str | None = None
+    cudagraph_capture_sizes: list[int] | None = None
     load_format: str = "auto"
     skip_tokenizer_init: bool = False
 
@@ -68,6 +76,14 @@ class EngineConfig:
         _at_least("seed", self.seed, 0)
         if self.optimization_level is not None:
             _one_of("optimization_level", self.optimization_level, (0, 1, 2, 3))
+        if self.cudagraph_mode is not None:
+            _one_of("cudagraph_mode", self.cudagraph_mode, CUDAGRAPH_MODES)
+        for size in self.cudagraph_capture_sizes or ():
+            _at_least("cudagraph_capture_sizes", size, 1)
+            if size > self.max_num_seqs:
+                raise ConfigError(
+                    f"cudagraph_capture_sizes must be at most max_num_seqs={self.max_num_seqs}, got {size}"
+                )
         if not isinstance(self.kernels, dict):
             raise ConfigError(f"kernels must map op names to implementation names, got {self.kernels!r}")
 

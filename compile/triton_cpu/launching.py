@@ -65,6 +65,10 @@ class LaunchList:
         packed = (ctypes.c_uint64 * len(slots))(*slots)
         self._native.triton_cpu_list_append(self.handle, function, packed, len(slots), x, y, z)
 
+    def extend(self, other: "LaunchList") -> None:
+        """Adds the launches of another list behind its own."""
+        self._native.triton_cpu_list_extend(self.handle, other.handle)
+
     def replay(self) -> None:
         """Runs every launch, each after the one before it has ended; none after one that fails.
 

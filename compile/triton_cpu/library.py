@@ -38,6 +38,7 @@ _PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "triton_cpu_list_delete": (None, (_POINTER,)),
     "triton_cpu_list_length": (ctypes.c_size_t, (_POINTER,)),
     "triton_cpu_list_append": (None, (_POINTER, _POINTER, _SLOTS, ctypes.c_size_t, *_GRID)),
+    "triton_cpu_list_extend": (None, (_POINTER, _POINTER)),
     "triton_cpu_list_replay": (ctypes.c_bool, (_POINTER, ctypes.c_int, _REPORT)),
     "triton_cpu_recorder": (_POINTER, ()),
     "triton_cpu_record": (None, (_POINTER,)),

@@ -45,4 +45,4 @@ def test_forward_on_fake_cuda(family, tmp_path):
         logits = model.compute_logits(hidden.narrow(0, 0, NUM_SEQS))
     assert hidden.device.type == "cuda" and hidden.shape == (NUM_TOKENS, config.hidden_size)
     assert hidden.dtype == torch.bfloat16
-    assert (logits.device.type, logits.dtype, logits.shape) == ("cuda", torch.float32, (NUM_SEQS, config.vocab_size))
+    assert (logits.device.type, logits.dtype, logits.shape) == ("cuda", torch.bfloat16, (NUM_SEQS, config.vocab_size))

@@ -69,7 +69,7 @@ def _logits(llm: LLM, token_ids: list[int]) -> torch.Tensor:
         query_start_loc=torch.tensor([0, count], dtype=torch.int32),
     )
     hidden = runner.model(torch.tensor(token_ids), positions, attention, runner.kv_caches)
-    return runner.model.compute_logits(hidden)
+    return runner.model.compute_logits(hidden).float()
 
 
 def test_bfloat16_logits_lie_within_rounding(hf_model):

@@ -16,6 +16,8 @@ _BOTH_LAUNCHERS = ("test_debugging.py", "test_launch.py", "test_recording.py")
 # Once more with bounds checks: every op's kernel among them.
 _CHECKED_TOO = ("test_functions.py", "test_kernels.py", "test_operations.py", "test_ops.py")
 _ENGINE = ("../engine", "../models", "../serve")
+# Here every replay of a graph is compared with the same step uncaptured.
+_GRAPHS_CHECKED = ("../engine", "../models")
 _CASES = [
     *((name, "native", "0") for name in _ENGINE),
     *((name, "native", "0") for name in _FILES),
@@ -31,6 +33,7 @@ def test_in_a_process_of_its_own(file, launcher, checked):
         pytest.skip(reason)
     environment = {**os.environ, "TRITON_INTERPRET": "0", "VLLM_TRITON_CPU_LAUNCHER": launcher}
     environment["VLLM_TRITON_CPU_CHECK"] = checked
+    environment["VLLM_TRITON_GRAPH_CHECK"] = str(int(file in _GRAPHS_CHECKED))
     # What pytest-xdist and pytest-cov set for this process is not for its child.
     environment = {name: value for name, value in environment.items() if not name.startswith(("PYTEST_", "COV_"))}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider"]

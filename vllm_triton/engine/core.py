@@ -1,7 +1,6 @@
 """The engine core: one loop of schedule, run, update. It speaks in messages and knows no text."""
 
 import dataclasses
-import logging
 import random
 
 from vllm_triton.config import EngineConfig
@@ -11,8 +10,6 @@ from vllm_triton.runner.load import load_model
 from vllm_triton.sampling_params import SEED_LIMIT
 from vllm_triton.scheduler.config import SchedulerConfig
 from vllm_triton.scheduler.scheduler import Scheduler
-
-logger = logging.getLogger(__name__)
 
 
 class EngineCore:
@@ -40,12 +37,6 @@ class EngineCore:
             KVCacheManager(loaded.num_kv_blocks, config.block_size, config.enable_prefix_caching),
         )
         self._seeds = random.Random(config.seed)
-        if config.optimization_level:
-            logger.warning(
-                "optimization level %d asks for compiled and captured steps, which do not exist yet: running eagerly, "
-                "as at level 0",
-                config.optimization_level,
-            )
 
     def add_request(self, request: EngineRequest) -> None:
         """Raises: RequestError."""

@@ -186,13 +186,18 @@ class LlamaForCausalLM(nn.Module):
         return self.norm(x, residual)[0]
 
     @property
+    def torch_calls(self) -> str | None:
+        """What a step does in torch beside its ops, which a CPU cannot capture, or None."""
+        return "the norm of queries and keys copies them" if self.config.qk_norm else None
+
+    @property
     def lm_head(self) -> torch.Tensor:
         """[V, E]"""
         return self.embed_tokens if self.untied_head is None else self.untied_head
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[B, E] -> [B, V] fp32."""
-        return ops.linear(hidden, self.lm_head, None).float()
+        """[B, E] -> [B, V]"""
+        return ops.linear(hidden, self.lm_head, None)
 
     def weight_slots(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Every tensor of a checkpoint, by its Hugging Face name, and the part of a parameter that it fills."""

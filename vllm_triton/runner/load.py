@@ -17,6 +17,7 @@ from vllm_triton.models.llama import KVCache, LlamaForCausalLM
 from vllm_triton.ops import registry
 from vllm_triton.ops.contract import FLOATS
 from vllm_triton.ops.platforms import Platform, current_platform
+from vllm_triton.runner.capture import capture
 from vllm_triton.runner.model_runner import ModelRunner
 
 logger = logging.getLogger(__name__)
@@ -97,6 +98,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
         )
     selection = registry.freeze(choices, situation)
     logger.info("kernels: %s", ", ".join(f"{op}={name}" for op, name in selection.items()))
+    capture(runner, config, platform, selection)
     return LoadedModel(runner, checkpoint, model_config, max_model_len, num_kv_blocks)
 
 

@@ -1,34 +1,59 @@
 """The model runner: applies the scheduler's output to the persistent batch, runs the model, draws the tokens."""
 
 import contextlib
+import dataclasses
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from vllm_triton.compile.graphs.backend import Graph, GraphBackend
+from vllm_triton.compile.graphs.modes import Dispatch, Dispatcher, RuntimeMode
+from vllm_triton.engine.messages import TokenLogprobs
 from vllm_triton.models.attention_metadata import AttentionMetadata
 from vllm_triton.models.llama import KVCache, LlamaForCausalLM
 from vllm_triton.ops import registry
 from vllm_triton.runner.buffers import InputBuffer
 from vllm_triton.runner.input_batch import InputBatch
-from vllm_triton.sampling.metadata import build_sampling_metadata
-from vllm_triton.sampling.sampler import sample
+from vllm_triton.sampling.metadata import Draw, SamplingBuffers, build_sampling_metadata
+from vllm_triton.sampling.sampler import draw, sample
 from vllm_triton.scheduler.output import RunnerOutput, SchedulerOutput
 
 
 @dataclass(frozen=True)
-class StepInputs:
-    """What the model reads in one step.
-
-    sampling_rows: rows of the batch whose last known token is computed in this step, so that they get a next one.
-    logits_indices: [rows that sample] int64, the position of that token among the step's.
-    """
+class ModelInputs:
+    """What the model reads."""
 
     token_ids: torch.Tensor  # [T] int64
     positions: torch.Tensor  # [T] int64
     attention: AttentionMetadata
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """One step.
+
+    dispatch: the graph that runs it, to whose size the model's inputs are padded, or none.
+    sampling_rows: rows of the batch whose last known token is computed in this step, so that they get a next one.
+    logits_indices: [rows that sample] int64, the position of that token among the step's.
+    """
+
+    dispatch: Dispatch
+    model: ModelInputs
     sampling_rows: np.ndarray
     logits_indices: torch.Tensor
+
+
+@dataclass(frozen=True)
+class DecodeGraphs:
+    """A step of one token for each of so many requests.
+
+    forward: gives logits, for steps in which more happens to them before the draw. step: gives tokens.
+    """
+
+    forward: Graph
+    step: Graph
 
 
 class ModelRunner:
@@ -50,6 +75,8 @@ class ModelRunner:
         self.block_size = block_size
         self.batch = InputBatch(max_num_seqs, max_model_len, block_size)
         self._ran_checked = False
+        self._graphs: dict[int, DecodeGraphs] = {}
+        self._dispatcher = Dispatcher({})
 
         def buffer(*shape: int, dtype: torch.dtype) -> InputBuffer:
             return InputBuffer(*shape, dtype=dtype, device=device)
@@ -61,6 +88,28 @@ class ModelRunner:
         self._query_start_loc = buffer(max_num_seqs + 1, dtype=torch.int32)
         self._seq_lens = buffer(max_num_seqs, dtype=torch.int32)
         self._block_table = buffer(max_num_seqs, self.batch.max_blocks, dtype=torch.int32)
+        self._sampling = SamplingBuffers(max_num_seqs, device)
+
+    @torch.inference_mode()
+    def capture_decoding(self, backend: GraphBackend, sizes: Sequence[int]) -> None:
+        """Captures whole steps of one token a request, for so many requests each.
+
+        Largest first: what a graph needs of the memory that all share, the next ones find there.
+
+        Raises: RecordingError, which names what cannot be captured.
+        """
+        for size in sorted(sizes, reverse=True):
+            inputs = self._model_inputs(size, size, self.batch.max_blocks)
+            arguments = self._sampling.upload(size)
+
+            def forward(inputs: ModelInputs = inputs) -> tuple[torch.Tensor, ...]:
+                return (self.model.compute_logits(self._forward(inputs)),)
+
+            def draw_tokens(logits: torch.Tensor, arguments: Draw = arguments) -> tuple[torch.Tensor, ...]:
+                return (draw(logits, arguments),)
+
+            self._graphs[size] = DecodeGraphs(*backend.capture(f"decode {size}", forward, draw_tokens))
+        self._dispatcher = Dispatcher({RuntimeMode.FULL: self._graphs})
 
     @torch.inference_mode()
     def execute(self, output: SchedulerOutput) -> RunnerOutput:
@@ -69,11 +118,33 @@ class ModelRunner:
         if output.total_num_scheduled_tokens == 0:
             return RunnerOutput()
         inputs = self._prepare(output)
-        # The first step shows that model and ops fit together; later ones differ only in the numbers of rows.
+        if inputs.dispatch.mode is RuntimeMode.FULL:
+            return self._decode(inputs)
+        hidden = self._forward(inputs.model)
+        rows = inputs.sampling_rows
+        if len(rows) == 0:
+            return RunnerOutput()
+        metadata = build_sampling_metadata(self.batch, rows, self._sampling, len(rows), self.device)
+        return self._finish(rows, *sample(self.model.compute_logits(hidden[inputs.logits_indices]), metadata))
+
+    def _forward(self, inputs: ModelInputs) -> torch.Tensor:
+        # The first call shows that model and ops fit together; later ones differ only in the numbers of rows.
         with registry.trusted_calls() if self._ran_checked else contextlib.nullcontext():
             hidden = self.model(inputs.token_ids, inputs.positions, inputs.attention, self.kv_caches)
         self._ran_checked = True
-        return self._sample(hidden, inputs)
+        return hidden
+
+    def _decode(self, inputs: StepInputs) -> RunnerOutput:
+        """A step that has a graph."""
+        rows, size = inputs.sampling_rows, inputs.dispatch.descriptor.num_tokens
+        graph, count = self._graphs[size], len(rows)
+        metadata = build_sampling_metadata(self.batch, rows, self._sampling, size, self.device)
+        if metadata.is_plain:
+            (tokens,) = graph.step.replay()
+            return self._finish(rows, tokens[:count], None)
+        (logits,) = graph.forward.replay()
+        metadata = dataclasses.replace(metadata, draw=self._sampling.upload(count))
+        return self._finish(rows, *sample(logits[:count], metadata))
 
     def _prepare(self, output: SchedulerOutput) -> StepInputs:
         batch, num_rows, num_tokens = self.batch, len(self.batch), output.total_num_scheduled_tokens
@@ -100,27 +171,41 @@ class ModelRunner:
         self._logits_indices.np[: len(sampling_rows)] = starts[sampling_rows + 1] - 1
 
         computed += counts
+        is_decode = num_tokens == num_rows == len(sampling_rows)  # and so one token for each row
+        dispatch = self._dispatcher.dispatch(num_tokens, num_rows, uniform=is_decode)
+        if dispatch.mode is RuntimeMode.FULL:
+            size = dispatch.descriptor.num_tokens
+            self._pad(num_rows, size)
+            model_inputs = self._model_inputs(size, size, self.batch.max_blocks)
+        else:
+            model_inputs = self._model_inputs(num_tokens, num_rows, width)
+        return StepInputs(dispatch, model_inputs, sampling_rows, self._logits_indices.upload(len(sampling_rows)))
+
+    def _pad(self, num_rows: int, size: int) -> None:
+        """Rows beyond the batch's have no query and write nowhere; they read what an earlier step left."""
+        self._slot_mapping.np[num_rows:size] = -1
+        self._seq_lens.np[num_rows:size] = 0
+        self._query_start_loc.np[num_rows + 1 : size + 1] = num_rows
+
+    def _model_inputs(self, num_tokens: int, num_rows: int, width: int) -> ModelInputs:
         attention = AttentionMetadata(
             slot_mapping=self._slot_mapping.upload(num_tokens),
             block_table=self._block_table.upload(num_rows)[:, :width],
             seq_lens=self._seq_lens.upload(num_rows),
             query_start_loc=self._query_start_loc.upload(num_rows + 1),
         )
-        return StepInputs(
-            token_ids=self._token_ids.upload(num_tokens),
-            positions=self._positions.upload(num_tokens),
-            attention=attention,
-            sampling_rows=sampling_rows,
-            logits_indices=self._logits_indices.upload(len(sampling_rows)),
-        )
+        return ModelInputs(self._token_ids.upload(num_tokens), self._positions.upload(num_tokens), attention)
 
-    def _sample(self, hidden: torch.Tensor, inputs: StepInputs) -> RunnerOutput:
-        rows = inputs.sampling_rows
-        if len(rows) == 0:
-            return RunnerOutput()
-        logits = self.model.compute_logits(hidden[inputs.logits_indices])
-        metadata = build_sampling_metadata(self.batch, rows, self.device)
-        tokens, logprobs = sample(logits, metadata)
+    def decode_inputs(self, size: int) -> dict[str, torch.Tensor]:
+        """What a decode step of so many rows reads, by name."""
+        inputs = self._model_inputs(size, size, self.batch.max_blocks)
+        draw = vars(self._sampling.upload(size))
+        return {"token_ids": inputs.token_ids, "positions": inputs.positions, **vars(inputs.attention), **draw}
+
+    def _finish(
+        self, rows: np.ndarray, tokens: torch.Tensor, logprobs: list[TokenLogprobs | None] | None
+    ) -> RunnerOutput:
+        """Appends a token to each of the rows that sampled; waits for the device."""
         request_ids = [self.batch.request_ids[row] for row in rows.tolist()]
         sampled = tokens[:, None].tolist()
         for row, new_tokens in zip(rows.tolist(), sampled, strict=True):
@@ -131,3 +216,29 @@ class ModelRunner:
             if entry is not None
         }
         return RunnerOutput(request_ids, sampled, by_request)
+
+
+class DecodeState:
+    """What a checked replay compares of decode steps: the rows in the batch, and their slots of the KV cache."""
+
+    def __init__(self, runner: ModelRunner):
+        self._runner = runner
+
+    def num_rows(self) -> int:
+        return len(self._runner.batch)
+
+    def inputs(self) -> dict[str, torch.Tensor]:
+        return self._runner.decode_inputs(1)
+
+    def save(self) -> list[torch.Tensor]:
+        return [cache[slots].clone() for cache, slots in self._written()]
+
+    def restore(self, saved: list[torch.Tensor]) -> None:
+        for (cache, slots), values in zip(self._written(), saved, strict=True):
+            cache[slots] = values
+
+    def _written(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        slots = self._runner.decode_inputs(self.num_rows())["slot_mapping"]
+        for layer in self._runner.kv_caches:
+            for cache in layer:
+                yield cache.flatten(0, 1), slots

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from vllm_triton.runner.buffers import InputBuffer
 from vllm_triton.runner.input_batch import InputBatch
 
 
@@ -30,24 +31,63 @@ class Penalties:
 
 
 @dataclass(frozen=True)
-class SamplingMetadata:
-    """Rows are those of the logits. steps: output tokens before this one, so that a seed gives each its own draw."""
+class Draw:
+    """What each row's draw depends on, beside its logits.
+
+    steps: output tokens before this one, so that a seed gives each its own draw.
+    """
 
     temperature: torch.Tensor  # [B] fp32
-    top_p: torch.Tensor  # [B] fp32
-    top_k: torch.Tensor  # [B] int32
     min_p: torch.Tensor  # [B] fp32
+    top_k: torch.Tensor  # [B] int32
+    top_p: torch.Tensor  # [B] fp32
     seeds: torch.Tensor  # [B] int64
     steps: torch.Tensor  # [B] int64
+
+
+@dataclass(frozen=True)
+class SamplingMetadata:
+    """Rows are those of the logits."""
+
+    draw: Draw
     bias: LogitBias | None = None
     penalties: Penalties | None = None
     logprob_rows: torch.Tensor | None = None  # [rows that asked] int64
     logprob_row_list: list[int] = field(default_factory=list)
     num_logprobs: list[int] = field(default_factory=list)
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether tokens are drawn from the logits as they are, and nothing else is asked of them."""
+        return self.bias is None and self.penalties is None and self.logprob_rows is None
 
-def build_sampling_metadata(batch: InputBatch, rows: np.ndarray, device: torch.device) -> SamplingMetadata:
-    """Args: rows: rows of the batch that sample in this step, in the order of the logits."""
+
+class SamplingBuffers:
+    """The draw's arguments at fixed addresses, one row for each request of the largest batch."""
+
+    def __init__(self, max_num_seqs: int, device: torch.device):
+        dtypes = {"temperature": torch.float32, "min_p": torch.float32, "top_k": torch.int32, "top_p": torch.float32}
+        dtypes |= {"seeds": torch.int64, "steps": torch.int64}
+        self._buffers = {name: InputBuffer(max_num_seqs, dtype=dtype, device=device) for name, dtype in dtypes.items()}
+
+    def write(self, columns: dict[str, np.ndarray], size: int) -> Draw:
+        """Args: columns: of the rows that sample. size: rows that are drawn; those beyond take their largest logit."""
+        for name, values in columns.items():
+            self._buffers[name].np[: len(values)] = values
+        self._buffers["temperature"].np[len(columns["temperature"]) : size] = 0
+        return self.upload(size)
+
+    def upload(self, size: int) -> Draw:
+        return Draw(**{name: buffer.upload(size) for name, buffer in self._buffers.items()})
+
+
+def build_sampling_metadata(
+    batch: InputBatch, rows: np.ndarray, buffers: SamplingBuffers, size: int, device: torch.device
+) -> SamplingMetadata:
+    """Args:
+    rows: rows of the batch that sample in this step, in the order of the logits.
+    size: rows of the logits, at least as many.
+    """
 
     def column(values: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(values[rows]).to(device, non_blocking=True)
@@ -56,13 +96,16 @@ def build_sampling_metadata(batch: InputBatch, rows: np.ndarray, device: torch.d
     params = [batch.params[row] for row in row_list]
     steps = (batch.num_tokens - batch.num_prompt_tokens).astype(np.int64)
     logprob_rows = [index for index, p in enumerate(params) if p.logprobs is not None]
+    columns: dict[str, np.ndarray] = {
+        "temperature": batch.temperature,
+        "min_p": batch.min_p,
+        "top_k": batch.top_k,
+        "top_p": batch.top_p,
+        "seeds": batch.seed,
+        "steps": steps,
+    }
     return SamplingMetadata(
-        temperature=column(batch.temperature),
-        top_p=column(batch.top_p),
-        top_k=column(batch.top_k),
-        min_p=column(batch.min_p),
-        seeds=column(batch.seed),
-        steps=column(steps),
+        draw=buffers.write({name: values[rows] for name, values in columns.items()}, size),
         bias=_logit_bias(batch, row_list, steps, device),
         penalties=_penalties(batch, rows, column),
         logprob_rows=torch.tensor(logprob_rows, device=device) if logprob_rows else None,

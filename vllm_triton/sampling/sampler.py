@@ -10,16 +10,19 @@ import torch
 
 from vllm_triton import ops
 from vllm_triton.engine.messages import TokenLogprobs
-from vllm_triton.sampling.metadata import SamplingMetadata
+from vllm_triton.sampling.metadata import Draw, SamplingMetadata
 
 
 def sample(logits: torch.Tensor, metadata: SamplingMetadata) -> tuple[torch.Tensor, list[TokenLogprobs | None] | None]:
     """Draws one token a row.
 
     Args:
-        logits: [B, V] fp32; changed in place.
+        logits: [B, V] floating; changed in place where they are fp32.
     Returns: tokens [B] int64 on the device, and per row its log-probabilities where it asked for them.
     """
+    if metadata.is_plain:
+        return draw(logits, metadata.draw), None
+    logits = logits.float()
     raw = torch.log_softmax(logits[metadata.logprob_rows], dim=-1) if metadata.logprob_rows is not None else None
     if metadata.bias is not None:
         ops.apply_logit_bias(logits, metadata.bias.rows, metadata.bias.token_ids, metadata.bias.values)
@@ -34,10 +37,21 @@ def sample(logits: torch.Tensor, metadata: SamplingMetadata) -> tuple[torch.Tens
             penalties.frequency,
             penalties.presence,
         )
-    tokens = ops.sample_tokens(
-        logits, metadata.temperature, metadata.min_p, metadata.top_k, metadata.top_p, metadata.seeds, metadata.steps
-    )
+    tokens = draw(logits, metadata.draw)
     return tokens, None if raw is None else _gather_logprobs(raw, tokens, metadata)
+
+
+def draw(logits: torch.Tensor, arguments: Draw) -> torch.Tensor:
+    """The last step alone: tokens [B] int64 of logits [B, V]."""
+    return ops.sample_tokens(
+        logits,
+        arguments.temperature,
+        arguments.min_p,
+        arguments.top_k,
+        arguments.top_p,
+        arguments.seeds,
+        arguments.steps,
+    )
 
 
 def _gather_logprobs(raw: torch.Tensor, tokens: torch.Tensor, metadata: SamplingMetadata) -> list[TokenLogprobs | None]:

@@ -17,6 +17,8 @@ ENGINE_FIELDS = (
     "seed",
     "kernels",
     "optimization_level",
+    "cudagraph_mode",
+    "cudagraph_capture_sizes",
     "load_format",
 )
 
@@ -108,7 +110,20 @@ def _build_parser() -> argparse.ArgumentParser:
         "--optimization-level",
         type=int,
         choices=range(4),
-        help="0 eager; 1 compiled pieces; 2 and 3 also whole graphs for decoding",
+        help="0 eager; 1 compiled pieces; 2 (default) and 3 also whole graphs for decoding",
+    )
+    engine.add_argument(
+        "--cudagraph-mode",
+        choices=["none", "piecewise", "full", "full_and_piecewise"],
+        help="which graphs are captured, on any device; wins over -O",
+    )
+    engine.add_argument(
+        "--capture-sizes",
+        "--cudagraph-capture-sizes",
+        dest="cudagraph_capture_sizes",
+        type=_sizes,
+        metavar="N,...",
+        help="numbers of sequences to capture decoding for (default: 1, 2, 4 and the multiples of 8)",
     )
     return parser
 
@@ -118,6 +133,10 @@ def _positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number from 1, got {text!r}")
     return value
+
+
+def _sizes(text: str) -> list[int]:
+    return [_positive(part.strip()) for part in text.split(",")]
 
 
 def _port(text: str) -> int:

@@ -87,6 +87,14 @@ void LaunchList::append(Kernel* kernel, const uint64_t* slots, size_t count, Gri
     }
 }
 
+void LaunchList::extend(const LaunchList& other) {
+    for (const Launch& launch : other.launches) {
+        launch.kernel->references.fetch_add(1);
+        launches.push_back({launch.kernel, arguments.size() + launch.first_argument, launch.grid});
+    }
+    arguments.insert(arguments.end(), other.arguments.begin(), other.arguments.end());
+}
+
 void LaunchList::replay(int threads, Report* report) const {
     Team& team = current_team();
     std::unique_lock<std::mutex> ownership(team.owner, std::try_to_lock);
@@ -182,6 +190,8 @@ void triton_cpu_list_append(LaunchList* list, Kernel* kernel, const uint64_t* sl
                             int32_t z) {
     list->append(kernel, slots, count, {x, y, z});
 }
+
+void triton_cpu_list_extend(LaunchList* list, const LaunchList* other) { list->extend(*other); }
 
 // Whether a kernel failed; the report then says why.
 bool triton_cpu_list_replay(const LaunchList* list, int threads, Report* report) {

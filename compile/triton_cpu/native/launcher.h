@@ -39,6 +39,7 @@ struct LaunchList {
 
     ~LaunchList();
     void append(Kernel* kernel, const uint64_t* slots, size_t count, Grid grid);
+    void extend(const LaunchList& other);
     // Ends with the launch that fails.
     void replay(int threads, Report* report) const;
 };

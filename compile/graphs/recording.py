@@ -1,0 +1,114 @@
+"""The CPU's graphs: lists of Triton launches, which replay without Python.
+
+While a region is recorded its launches are written down and do not run, so nothing else in it may run either: a torch
+call would read what was never computed, and would be missing from every replay. Allocations are served from an arena,
+views are free, and everything else stops the recording with the call and its line.
+"""
+
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from vllm_triton.compile.graphs.arena import Arena
+from vllm_triton.compile.graphs.backend import Stage, Tensors
+from vllm_triton.compile.triton_cpu.errors import RecordingError
+from vllm_triton.compile.triton_cpu.launching import LaunchList, recording
+from vllm_triton.ops.registry import NAMESPACE, OPS
+
+_aten = torch.ops.aten
+_ALLOCATIONS = {
+    _aten.empty.memory_format,
+    _aten.empty_strided.default,
+    _aten.empty_like.default,
+    _aten.new_empty.default,
+    _aten.new_empty_strided.default,
+}
+_HERE = Path(__file__)
+_TORCH = Path(torch.__file__).parent
+
+
+class CpuGraph:
+    """What one or more stages launched."""
+
+    def __init__(self, launches: LaunchList, outputs: Tensors, arena: Arena):
+        self._launches = launches
+        self._outputs = outputs
+        self._arena = arena  # which the launches' addresses lie in
+
+    def __len__(self) -> int:
+        return len(self._launches)
+
+    def replay(self) -> Tensors:
+        """Raises: KernelError where a kernel reports a failure."""
+        self._launches.replay()
+        return self._outputs
+
+
+class CpuGraphs:
+    """Records regions; all graphs share one arena."""
+
+    def __init__(self) -> None:
+        self._arena = Arena()
+
+    @property
+    def num_bytes(self) -> int:
+        """What the graphs' memory takes, beside the lists themselves."""
+        return self._arena.num_bytes
+
+    def capture(self, name: str, *stages: Stage) -> list[CpuGraph]:
+        """Records what the stages launch, without running it. Kernels that are missing are compiled.
+
+        Raises: RecordingError, which names the call that is no launch.
+        """
+        lists: list[LaunchList] = []
+        outputs: list[Tensors] = []
+        for stage in stages:
+            lists.append(LaunchList())
+            with recording(lists[-1]), _LaunchesAlone(self._arena, name):
+                outputs.append(stage(*outputs[-1]) if outputs else stage())
+        graphs, until_now = [], LaunchList()
+        for launches, results in zip(lists, outputs, strict=True):
+            until_now.extend(launches)
+            graphs.append(CpuGraph(_copy(until_now), tuple(map(self._arena.unowned, results)), self._arena))
+        return graphs
+
+
+def _copy(launches: LaunchList) -> LaunchList:
+    copy = LaunchList()
+    copy.extend(launches)
+    return copy
+
+
+class _LaunchesAlone(TorchDispatchMode):
+    def __init__(self, arena: Arena, name: str):
+        super().__init__()
+        self._arena = arena
+        self._name = name
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func.namespace == NAMESPACE:
+            with self:  # the op's own torch calls count as well
+                return OPS[func._schema.name.partition("::")[2]].implementation_now()(*args, **kwargs)
+        if func in _ALLOCATIONS:
+            shape = func(*args, **{**kwargs, "device": "meta", "pin_memory": False})
+            return self._arena.empty(shape.shape, shape.stride(), shape.dtype)
+        returns = func._schema.returns
+        if returns and all(each.alias_info is not None and not each.alias_info.is_write for each in returns):
+            return func(*args, **kwargs)
+        raise RecordingError(
+            f"graph {self._name}: {func} is no Triton launch and cannot be captured on a CPU: call it before or after "
+            f"what is captured, or make it part of an op's kernel ({_caller()})"
+        )
+
+
+def _caller() -> str:
+    """The innermost line that is neither torch's nor this file's."""
+    for frame in reversed(traceback.extract_stack()):
+        path = Path(frame.filename)
+        if path != _HERE and _TORCH not in path.parents:
+            return f"{frame.filename}:{frame.lineno}: {frame.line}"
+    return "called from nowhere"

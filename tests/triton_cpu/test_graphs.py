@@ -1,0 +1,254 @@
+"""Graphs on a CPU: regions of ops as lists of launches, and decode steps of an engine."""
+
+import gc
+import logging
+
+import pytest
+import torch
+from tiny import VOCAB_SIZE, make_tiny
+
+from vllm_triton import LLM, SamplingParams, ops
+from vllm_triton.compile.graphs.checking import CheckedGraphs, GraphMismatchError
+from vllm_triton.compile.graphs.modes import CudagraphMode
+from vllm_triton.compile.graphs.recording import CpuGraphs
+from vllm_triton.compile.triton_cpu.errors import RecordingError
+from vllm_triton.config import EngineConfig
+from vllm_triton.ops import registry
+from vllm_triton.ops.platforms import CPU
+from vllm_triton.runner import capture
+
+WEIGHT, NORM = torch.randn(96, 48), torch.randn(48)
+
+
+def _region(x: torch.Tensor):
+    """Two products with what lies between them; the result of the first one dies before the last is made."""
+
+    def region():
+        hidden = ops.silu_and_mul(ops.linear(ops.rms_norm(x, NORM, 1e-5), WEIGHT, None))
+        _, second = ops.linear(hidden, WEIGHT, None).split(48, dim=1)
+        return (ops.silu_and_mul(ops.linear(ops.rms_norm(second, NORM, 1e-5), WEIGHT, None)),)
+
+    return region
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+def test_replays_equal_the_region_for_every_input(trusted):
+    backend = CpuGraphs()
+    inputs = {size: torch.zeros(size, 48) for size in (8, 5, 1)}
+    with registry.trusted_calls() if trusted else torch.no_grad():
+        graphs = {size: backend.capture(f"{size}", _region(x))[0] for size, x in inputs.items()}
+    size_of_largest = backend.num_bytes
+    gc.collect()
+    rubbish = [torch.full((48 * 8,), float("nan")) for _ in range(100)]  # what freed memory would hold now
+    for _ in range(3):
+        for size, x in inputs.items():
+            x.copy_(torch.randn(size, 48))
+            [result] = graphs[size].replay()
+            assert torch.equal(result, _region(x)()[0])
+    assert backend.num_bytes == size_of_largest and len(rubbish) == 100
+
+
+def test_smaller_graphs_live_in_the_memory_of_the_largest():
+    backend = CpuGraphs()
+    backend.capture("8", _region(torch.zeros(8, 48)))
+    before = backend.num_bytes
+    for size in range(7, 0, -1):
+        backend.capture(str(size), _region(torch.zeros(size, 48)))
+    assert backend.num_bytes == before
+
+
+def test_stages_are_graphs_of_their_own_and_together():
+    x = torch.randn(4, 48)
+    normed, product = CpuGraphs().capture(
+        "two", lambda: (ops.rms_norm(x, NORM, 1e-5),), lambda normed: (ops.linear(normed, WEIGHT, None),)
+    )
+    expected = ops.rms_norm(x, NORM, 1e-5)
+    assert (len(normed), len(product)) == (1, 2)
+    assert torch.equal(normed.replay()[0], expected)
+    x.mul_(-3)
+    assert torch.equal(product.replay()[0], ops.linear(ops.rms_norm(x, NORM, 1e-5), WEIGHT, None))
+
+
+READS = {
+    "_local_scalar_dense": lambda x: ops.rms_norm(x, NORM, 1e-5).sum().item() if x.sum().item() > 0 else 0,
+    "aten.max": lambda x: bool(x.max() == 0),
+    "nonzero": lambda x: x.nonzero(),
+    "aten.add": lambda x: x + 1,
+    "aten.zeros": lambda x: torch.zeros(3),
+    "aten.clone": lambda x: x.t().contiguous(),
+}
+
+
+@pytest.mark.parametrize("call", READS)
+def test_what_is_no_launch_is_an_error_that_names_it_and_its_line(call):
+    x = torch.ones(4, 48)
+    with pytest.raises(RecordingError, match=r"graph step: aten\.[\w.]+ is no Triton launch(.|\n)*test_graphs\.py:\d+"):
+        CpuGraphs().capture("step", lambda: (READS[call](x),))
+    assert torch.equal(ops.rms_norm(x, NORM, 1e-5), ops.rms_norm(x, NORM, 1e-5))  # recording has ended
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+def test_a_torch_call_inside_an_op_is_found(trusted):
+    x = torch.ones(4, 48)
+    kind = registry.trusted_calls() if trusted else torch.no_grad()
+    with kind, ops.linear.using("torch"), pytest.raises(RecordingError, match=r"linear/vectorised\.py:\d+"):
+        CpuGraphs().capture("step", lambda: (ops.linear(x, WEIGHT, None),))
+
+
+class _State:
+    """One row that counts, and a tensor that is written."""
+
+    def __init__(self, x: torch.Tensor):
+        self.x = x
+
+    def num_rows(self) -> int:
+        return 1
+
+    def inputs(self) -> dict[str, torch.Tensor]:
+        return {"x": self.x}
+
+    def save(self) -> list[torch.Tensor]:
+        return [self.x.clone()]
+
+    def restore(self, saved: list[torch.Tensor]) -> None:
+        self.x.copy_(saved[0])
+
+
+def test_a_checked_graph_finds_what_changed_since_its_capture():
+    x, weights = torch.randn(4, 48), [WEIGHT, WEIGHT + 1]
+    state = _State(x)
+    [graph] = CheckedGraphs(CpuGraphs(), state).capture("step", lambda: (ops.linear(x, weights[0], None),))
+    expected = ops.linear(x, WEIGHT, None)
+    assert torch.equal(graph.replay()[0], expected)
+    weights.reverse()
+    with pytest.raises(GraphMismatchError, match=r"graph step: result 0 differs .* 96 of 96 places, first at \(0, 0\)"):
+        graph.replay()
+    weights.reverse()
+    state.x = x.clone()
+    with pytest.raises(GraphMismatchError, match="x has moved"):
+        graph.replay()
+
+
+def test_a_checked_graph_restores_what_both_runs_write():
+    bias_rows = torch.zeros(1, dtype=torch.int64)
+    logits = torch.arange(96.0).view(2, 48)
+
+    ones = torch.ones(1)
+    [graph] = CheckedGraphs(CpuGraphs(), _State(logits)).capture(
+        "step", lambda: ops.apply_logit_bias(logits, bias_rows, bias_rows, ones) or ()
+    )
+    before = logits.clone()
+    graph.replay()
+    graph.replay()
+    before[0, 0] += 2
+    assert torch.equal(logits, before)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("tiny")
+    make_tiny("llama3", path)
+    return str(path)
+
+
+def _llm(folder: str, **settings) -> LLM:
+    return LLM(folder, dtype="float32", skip_tokenizer_init=True, num_kv_blocks=64, max_num_seqs=6, **settings)
+
+
+def _tokens(llm: LLM, count: int, **params):
+    prompts = [
+        {"prompt_token_ids": [3 + (7 * row + place) % (VOCAB_SIZE - 3) for place in range(5)]} for row in range(count)
+    ]
+    lengths = [SamplingParams(max_tokens=4 + row % 3, ignore_eos=True, seed=row, **params) for row in range(count)]
+    return [output.outputs[0].token_ids for output in llm.generate(prompts, lengths, use_tqdm=False)]
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"temperature": 0},
+        {"temperature": 0.9, "top_p": 0.8, "top_k": 9},
+        {"temperature": 0.9, "presence_penalty": 0.7, "logprobs": 2},
+    ],
+    ids=["greedy", "drawn", "penalised"],
+)
+def test_captured_steps_give_the_tokens_of_eager_ones(folder, params):
+    """Batches of every size, which shrink as requests end: most are padded."""
+    eager, captured = _llm(folder, optimization_level=0), _llm(folder, cudagraph_capture_sizes=[4, 1])
+    for count in range(1, 7):
+        assert _tokens(captured, count, **params) == _tokens(eager, count, **params)
+
+
+class _Counting:
+    """Counts what is captured and replayed, by name and in order."""
+
+    num_bytes = 0
+
+    def __init__(self):
+        self.backend, self.captured, self.replayed = CpuGraphs(), [], []
+
+    def capture(self, name, *stages):
+        self.captured.append(name)
+        return [_CountingGraph(self, name, graph) for graph in self.backend.capture(name, *stages)]
+
+
+class _CountingGraph:
+    def __init__(self, counter, name, graph):
+        self.counter, self.name, self.graph = counter, name, graph
+
+    def replay(self):
+        self.counter.replayed.append(self.name)
+        return self.graph.replay()
+
+
+def test_largest_first_and_every_decode_step_of_a_captured_size(folder, monkeypatch):
+    counting = _Counting()
+    monkeypatch.setattr(capture, "_backend", lambda: counting)
+    llm = _llm(folder, cudagraph_capture_sizes=[1, 4])
+    assert counting.captured == ["decode 4", "decode 1"]
+    [tokens] = _tokens(llm, 1, temperature=0)
+    assert counting.replayed == ["decode 1"] * (len(tokens) - 1)  # the first one comes of the prompt's step
+    counting.replayed.clear()
+    _tokens(llm, 3, temperature=0)  # 4, 5 and 6 tokens
+    assert counting.replayed == ["decode 4"] * 4 + ["decode 1"]
+    counting.replayed.clear()
+    _tokens(llm, 6, temperature=0)  # 6 rows have no graph; 4 and then 2 live on
+    assert counting.replayed == ["decode 4"] * 2
+
+
+def test_padding_rows_write_nowhere(folder):
+    llm = _llm(folder, cudagraph_capture_sizes=[4])
+    caches = [cache for layer in llm.core.runner.kv_caches for cache in layer]
+    with torch.inference_mode():
+        for cache in caches:
+            cache.fill_(float("nan"))
+    _tokens(llm, 1, temperature=0)
+    written = [(~cache.isnan()).flatten(0, 1).flatten(1).any(1).sum().item() for cache in caches]
+    assert written == [5 + 4 - 1] * len(caches)  # the prompt, and every token but the last
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"optimization_level": 0}, "graphs: none, as asked for"),
+        ({"optimization_level": 1}, "graphs: none, since pieces of steps cannot be captured yet"),
+        ({"optimization_level": 0, "cudagraph_mode": "full"}, "graphs: captured decoding for 2 requests"),
+        ({"cudagraph_mode": "none"}, "graphs: none, as asked for"),
+    ],
+)
+def test_a_given_mode_wins_over_the_level(folder, caplog, settings, line):
+    with caplog.at_level(logging.INFO):
+        _llm(folder, cudagraph_capture_sizes=[2], **settings)
+    assert line in caplog.text
+
+
+def test_an_implementation_that_cannot_be_captured_lowers_the_mode():
+    selection = dict.fromkeys(capture.STEP_OPS, "triton")
+    assert capture.why_no_graphs(CPU, selection) is None
+    for op in capture.STEP_OPS:
+        assert capture.why_no_graphs(CPU, selection | {op: "torch"}) == f"{op}=torch cannot be captured on cpu"
+
+
+def test_config_names_the_modes_there_are():
+    for mode in CudagraphMode:
+        assert EngineConfig("model", cudagraph_mode=mode.value).cudagraph_mode == mode.value
