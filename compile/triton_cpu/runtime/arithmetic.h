@@ -41,7 +41,7 @@ TCPU_INLINE P extremum_number(P a, P b) {
 
 template <bool MAX, class P>
 TCPU_INLINE P extremum_or_nan(P a, P b) {
-  return (a != a) | (b != b) ? a + b : extremum_number<MAX>(a, b);
+  return ((a != a) | (b != b)) ? a + b : extremum_number<MAX>(a, b);
 }
 
 // A scalar takes the vector's road, so that it has the vector's results.

@@ -342,8 +342,14 @@ TCPU_INLINE V fma(V a, V b, V c) {
   TCPU_INLINE vec<double> NAME(vec<double> x, vec<double> y) {                                 \
     return map_lanes(x, y, [](double a, double b) { return __builtin_##NAME(a, b); });         \
   }
+// Not every compiler has a built-in exp10.
+TCPU_INLINE double power_of_ten(double x) { return __builtin_pow(10.0, x); }
+TCPU_DOUBLE(exp10, power_of_ten)
+TCPU_INLINE float exp10(float x) { return (float)power_of_ten(x); }
+TCPU_INLINE vec<float> exp10(vec<float> x) {
+  return map_lanes(x, [](float lane) { return (float)power_of_ten(lane); });
+}
 TCPU_LIBM(round)
-TCPU_LIBM(exp10)
 TCPU_LIBM(expm1)
 TCPU_LIBM(log10)
 TCPU_LIBM(log1p)
