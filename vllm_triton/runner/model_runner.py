@@ -120,12 +120,7 @@ class ModelRunner:
         inputs = self._prepare(output)
         if inputs.dispatch.mode is RuntimeMode.FULL:
             return self._decode(inputs)
-        hidden = self._forward(inputs.model)
-        rows = inputs.sampling_rows
-        if len(rows) == 0:
-            return RunnerOutput()
-        metadata = build_sampling_metadata(self.batch, rows, self._sampling, len(rows), self.device)
-        return self._finish(rows, *sample(self.model.compute_logits(hidden[inputs.logits_indices]), metadata))
+        return self._sample(self._forward(inputs.model), inputs)
 
     def _forward(self, inputs: ModelInputs) -> torch.Tensor:
         # The first call shows that model and ops fit together; later ones differ only in the numbers of rows.
@@ -133,6 +128,14 @@ class ModelRunner:
             hidden = self.model(inputs.token_ids, inputs.positions, inputs.attention, self.kv_caches)
         self._ran_checked = True
         return hidden
+
+    def _sample(self, hidden: torch.Tensor, inputs: StepInputs) -> RunnerOutput:
+        rows = inputs.sampling_rows
+        if len(rows) == 0:
+            return RunnerOutput()
+        logits = self.model.compute_logits(hidden[inputs.logits_indices])
+        metadata = build_sampling_metadata(self.batch, rows, self._sampling, len(rows), self.device)
+        return self._finish(rows, *sample(logits, metadata))
 
     def _decode(self, inputs: StepInputs) -> RunnerOutput:
         """A step that has a graph."""
