@@ -1,7 +1,10 @@
 """What Triton kernels of several ops share: launching, block sizes, cases that compile for GPUs that are not here."""
 
+import contextlib
 import functools
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,6 +59,10 @@ def launch(
         constants: for constexprs, each always of one type.
     Raises: TypeError where an argument is missing, also one that has a default.
     """
+    if _launches.are_dry:
+        arguments = (*tensors, *numbers, *constants)
+        kernel.run(*arguments, grid=grid, warmup=True, num_warps=num_warps, num_stages=num_stages)
+        return
     if not _natively() or max(numbers, default=0) >= 2**31 or _is_hooked():
         kernel[grid](*tensors, *numbers, *constants, num_warps=num_warps, num_stages=num_stages)
         return
@@ -72,6 +79,30 @@ def launch(
     x, y, z = (*grid, 1, 1)[:3]
     function, metadata = compiled.function, compiled.packed_metadata
     compiled.run(x, y, z, 0, function, metadata, None, None, None, *tensors, *numbers, *constants)
+
+
+class _Launches(threading.local):
+    are_dry = False
+
+
+_launches = _Launches()
+
+
+@contextlib.contextmanager
+def compiling_ahead(num_workers: int) -> Iterator[None]:
+    """Inside the block this thread's launches run nothing: they name kernels, which at its end are compiled, so many at
+    a time.
+
+    Raises: at the end, what the first compilation raised that failed.
+    """
+    from triton.runtime._async_compile import AsyncCompileMode
+
+    with ThreadPoolExecutor(num_workers) as pool, AsyncCompileMode(pool):
+        _launches.are_dry = True
+        try:
+            yield
+        finally:
+            _launches.are_dry = False
 
 
 @dataclass(frozen=True)

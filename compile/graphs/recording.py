@@ -88,6 +88,11 @@ class _LaunchesAlone(TorchDispatchMode):
         self._arena = arena
         self._name = name
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False: torch would otherwise import Dynamo, which takes a second, to keep it out of here."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func.namespace == NAMESPACE:

@@ -3,12 +3,14 @@
 import functools
 import hashlib
 import logging
+import threading
 from pathlib import Path
 
 from vllm_triton.compile.triton_cpu import toolchain
 from vllm_triton.compile.triton_cpu.errors import CompileError
 
 logger = logging.getLogger(__name__)
+_building = threading.Lock()
 
 HEADER = "kernel.h"
 
@@ -26,12 +28,13 @@ def folder(compiler: toolchain.Compiler, flags: tuple[str, ...]) -> Path | None:
     key = "\0".join([toolchain.fingerprint(), HEADER, *flags])
     cache = get_cache_manager(hashlib.sha256(key.encode()).hexdigest())
     name = f"{HEADER}.gch"
-    found = cache.get_file(name)
-    if found is None:
-        header = toolchain.BACKEND_FOLDER / "runtime" / HEADER
-        try:
-            found = cache.put(compiler.build([header], ("-x", "c++-header", *flags)), name)
-        except CompileError as error:
-            logger.warning("kernels compile without a precompiled header: %s", error)
-            return None
+    with _building:  # kernels that compile at the same time wait for the one header
+        found = cache.get_file(name)
+        if found is None:
+            header = toolchain.BACKEND_FOLDER / "runtime" / HEADER
+            try:
+                found = cache.put(compiler.build([header], ("-x", "c++-header", *flags)), name)
+            except CompileError as error:
+                logger.warning("kernels compile without a precompiled header: %s", error)
+                return None
     return Path(found).parent

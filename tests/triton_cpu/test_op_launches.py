@@ -4,8 +4,9 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from triton.compiler.errors import CompilationError
 
-from vllm_triton.ops.launch import launch
+from vllm_triton.ops.launch import compiling_ahead, launch
 
 
 @triton.jit(do_not_specialize=["any_number"])
@@ -75,3 +76,38 @@ def test_a_kernel_without_numbers():
 def test_every_argument_is_asked_for():
     with pytest.raises(TypeError, match="_fill_kernel: takes 2 arguments, got 1"):
         launch(_fill_kernel, (3,), (torch.zeros(3),), (), ())
+
+
+@triton.jit
+def _scale_kernel(x_ptr, out_ptr, factor: tl.float32, N: tl.constexpr):
+    offsets = tl.arange(0, N)
+    tl.store(out_ptr + offsets, tl.load(x_ptr + offsets) * factor)
+
+
+def test_kernels_compile_ahead_and_nothing_runs():
+    compiled = []
+    triton.knobs.runtime.jit_post_compile_hook = lambda **event: compiled.append(event["repr"])
+    try:
+        x, out = torch.ones(16), torch.zeros(16)
+        with compiling_ahead(2):
+            for size in (8, 8, 16):
+                launch(_scale_kernel, (1,), (x, out), (2.0,), (size,))
+            assert not compiled
+        assert len(compiled) == 2 and not out.any()
+        launch(_scale_kernel, (1,), (x, out), (2.0,), (8,))
+        assert len(compiled) == 2 and out.tolist() == [2.0] * 8 + [0.0] * 8
+    finally:
+        triton.knobs.runtime.jit_post_compile_hook = None
+
+
+@triton.jit
+def _wrong_kernel(out_ptr):
+    tl.store(out_ptr, undefined_name)  # noqa: F821
+
+
+def test_what_fails_to_compile_ahead_is_raised():
+    with pytest.raises(CompilationError, match="undefined_name"), compiling_ahead(2):
+        launch(_wrong_kernel, (1,), (torch.ones(8),), (), ())
+    out = torch.zeros(16)
+    launch(_scale_kernel, (1,), (torch.ones(16), out), (3.0,), (16,))  # launches run again
+    assert out.sum() == 48

@@ -14,9 +14,10 @@ from vllm_triton.engine.messages import TokenLogprobs
 from vllm_triton.models.attention_metadata import AttentionMetadata
 from vllm_triton.models.llama import KVCache, LlamaForCausalLM
 from vllm_triton.ops import registry
+from vllm_triton.ops.launch import compiling_ahead, next_power_of_2
 from vllm_triton.runner.buffers import InputBuffer
 from vllm_triton.runner.input_batch import InputBatch
-from vllm_triton.sampling.metadata import Draw, SamplingBuffers, build_sampling_metadata
+from vllm_triton.sampling.metadata import SamplingBuffers, build_sampling_metadata
 from vllm_triton.sampling.sampler import draw, sample
 from vllm_triton.scheduler.output import RunnerOutput, SchedulerOutput
 
@@ -98,18 +99,24 @@ class ModelRunner:
 
         Raises: RecordingError, which names what cannot be captured.
         """
-        for size in sorted(sizes, reverse=True):
-            inputs = self._model_inputs(size, size, self.batch.max_blocks)
-            arguments = self._sampling.upload(size)
-
-            def forward(inputs: ModelInputs = inputs) -> tuple[torch.Tensor, ...]:
-                return (self.model.compute_logits(self._forward(inputs)),)
-
-            def draw_tokens(logits: torch.Tensor, arguments: Draw = arguments) -> tuple[torch.Tensor, ...]:
-                return (draw(logits, arguments),)
-
-            self._graphs[size] = DecodeGraphs(*backend.capture(f"decode {size}", forward, draw_tokens))
+        largest_first = sorted(sizes, reverse=True)
+        with compiling_ahead(torch.get_num_threads()):
+            # Kernels differ between powers of two at most.
+            for size in {next_power_of_2(size): size for size in largest_first}.values():
+                self._capture_decoding(backend, size)
+        self._graphs = {size: self._capture_decoding(backend, size) for size in largest_first}
         self._dispatcher = Dispatcher({RuntimeMode.FULL: self._graphs})
+
+    def _capture_decoding(self, backend: GraphBackend, size: int) -> DecodeGraphs:
+        inputs, arguments = self._model_inputs(size, size, self.batch.max_blocks), self._sampling.upload(size)
+
+        def forward() -> tuple[torch.Tensor, ...]:
+            return (self.model.compute_logits(self._forward(inputs)),)
+
+        def draw_tokens(logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return (draw(logits, arguments),)
+
+        return DecodeGraphs(*backend.capture(f"decode {size}", forward, draw_tokens))
 
     @torch.inference_mode()
     def execute(self, output: SchedulerOutput) -> RunnerOutput:
