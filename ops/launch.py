@@ -95,9 +95,7 @@ def compiling_ahead(num_workers: int) -> Iterator[None]:
 
     Raises: at the end, what the first compilation raised that failed.
     """
-    from triton.runtime._async_compile import AsyncCompileMode
-
-    with ThreadPoolExecutor(num_workers) as pool, AsyncCompileMode(pool):
+    with ThreadPoolExecutor(num_workers) as pool, triton.AsyncCompileMode(pool):
         _launches.are_dry = True
         try:
             yield

@@ -3,11 +3,12 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from vllm_triton.compile.graphs.modes import CudagraphMode
 from vllm_triton.errors import ConfigError
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 LOAD_FORMATS = ("auto", "dummy")
-CUDAGRAPH_MODES = ("none", "piecewise", "full", "full_and_piecewise")
+CUDAGRAPH_MODES = tuple(mode.value for mode in CudagraphMode)
 SCHEDULING_POLICIES = ("fcfs", "priority")
 DTYPE_ALIASES = {"float": "float32", "half": "float16", "bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 

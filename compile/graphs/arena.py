@@ -46,9 +46,7 @@ class Arena:
         for block in self._blocks:
             offset = tensor.data_ptr() - block.ctypes.data
             if 0 <= offset < block.nbytes:
-                whole = torch.from_numpy(block[offset:])
-                count = len(whole) // tensor.element_size() * tensor.element_size()
-                return whole[:count].view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
+                return torch.from_numpy(block[offset:]).view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
         raise ValueError("the tensor does not lie in this arena")
 
     def _take(self, num_bytes: int) -> int:

@@ -4,11 +4,8 @@ A captured graph holds one shape: a step is padded to the nearest one, or runs a
 """
 
 import enum
-import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-
-logger = logging.getLogger(__name__)
 
 
 class CudagraphMode(enum.Enum):
@@ -26,10 +23,6 @@ class CudagraphMode(enum.Enum):
     @property
     def has_full(self) -> bool:
         return self in (CudagraphMode.FULL, CudagraphMode.FULL_AND_PIECEWISE)
-
-    @property
-    def has_piecewise(self) -> bool:
-        return self in (CudagraphMode.PIECEWISE, CudagraphMode.FULL_AND_PIECEWISE)
 
 
 class RuntimeMode(enum.Enum):

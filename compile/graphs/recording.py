@@ -64,22 +64,18 @@ class CpuGraphs:
         Raises: RecordingError, which names the call that is no launch.
         """
         lists: list[LaunchList] = []
-        outputs: list[Tensors] = []
+        outputs: list[Tensors] = []  # held until the end, so that no stage overwrites what one before it returned
         for stage in stages:
-            lists.append(LaunchList())
-            with recording(lists[-1]), _LaunchesAlone(self._arena, name):
+            launches = LaunchList()
+            if lists:
+                launches.extend(lists[-1])
+            with recording(launches), _LaunchesAlone(self._arena, name):
                 outputs.append(stage(*outputs[-1]) if outputs else stage())
-        graphs, until_now = [], LaunchList()
-        for launches, results in zip(lists, outputs, strict=True):
-            until_now.extend(launches)
-            graphs.append(CpuGraph(_copy(until_now), tuple(map(self._arena.unowned, results)), self._arena))
-        return graphs
-
-
-def _copy(launches: LaunchList) -> LaunchList:
-    copy = LaunchList()
-    copy.extend(launches)
-    return copy
+            lists.append(launches)
+        return [
+            CpuGraph(launches, tuple(map(self._arena.unowned, results)), self._arena)
+            for launches, results in zip(lists, outputs, strict=True)
+        ]
 
 
 class _LaunchesAlone(TorchDispatchMode):

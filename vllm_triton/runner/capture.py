@@ -8,6 +8,7 @@ from vllm_triton import envs
 from vllm_triton.compile.graphs.backend import GraphBackend
 from vllm_triton.compile.graphs.checking import CheckedGraphs
 from vllm_triton.compile.graphs.modes import CudagraphMode, default_capture_sizes
+from vllm_triton.compile.graphs.recording import CpuGraphs
 from vllm_triton.config import EngineConfig
 from vllm_triton.ops.platforms import Platform, triton_interprets, why_not_triton
 from vllm_triton.ops.registry import OPS, Capture
@@ -55,7 +56,7 @@ def capture(runner: ModelRunner, config: EngineConfig, platform: Platform, selec
         logger.info("graphs: none, since %s", reason)
         return
     sizes = config.cudagraph_capture_sizes or default_capture_sizes(config.max_num_seqs)
-    backend = _backend()
+    backend: GraphBackend = CpuGraphs()
     if envs.graph_check():
         backend = CheckedGraphs(backend, DecodeState(runner))
         logger.warning("graphs: every replay is compared with the same step uncaptured (VLLM_TRITON_GRAPH_CHECK)")
@@ -82,9 +83,3 @@ def why_no_graphs(platform: Platform, selection: Mapping[str, str]) -> str | Non
         if OPS[op].implementations[selection[op]].captured_in(platform.device) < Capture.SINGLE_TOKEN_DECODE:
             return f"{op}={selection[op]} cannot be captured on {platform.name}"
     return None
-
-
-def _backend() -> GraphBackend:
-    from vllm_triton.compile.graphs.recording import CpuGraphs  # builds its launcher
-
-    return CpuGraphs()

@@ -84,9 +84,11 @@ class SamplingBuffers:
 def build_sampling_metadata(
     batch: InputBatch, rows: np.ndarray, buffers: SamplingBuffers, size: int, device: torch.device
 ) -> SamplingMetadata:
-    """Args:
-    rows: rows of the batch that sample in this step, in the order of the logits.
-    size: rows of the logits, at least as many.
+    """Writes the draw's arguments into `buffers`, and collects the rest.
+
+    Args:
+        rows: rows of the batch that sample in this step, in the order of the logits.
+        size: rows of the logits, at least as many.
     """
 
     def column(values: np.ndarray) -> torch.Tensor:
@@ -97,15 +99,15 @@ def build_sampling_metadata(
     steps = (batch.num_tokens - batch.num_prompt_tokens).astype(np.int64)
     logprob_rows = [index for index, p in enumerate(params) if p.logprobs is not None]
     columns: dict[str, np.ndarray] = {
-        "temperature": batch.temperature,
-        "min_p": batch.min_p,
-        "top_k": batch.top_k,
-        "top_p": batch.top_p,
-        "seeds": batch.seed,
-        "steps": steps,
+        "temperature": batch.temperature[rows],
+        "min_p": batch.min_p[rows],
+        "top_k": batch.top_k[rows],
+        "top_p": batch.top_p[rows],
+        "seeds": batch.seed[rows],
+        "steps": steps[rows],
     }
     return SamplingMetadata(
-        draw=buffers.write({name: values[rows] for name, values in columns.items()}, size),
+        draw=buffers.write(columns, size),
         bias=_logit_bias(batch, row_list, steps, device),
         penalties=_penalties(batch, rows, column),
         logprob_rows=torch.tensor(logprob_rows, device=device) if logprob_rows else None,

@@ -4,6 +4,8 @@ import argparse
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+from vllm_triton.config import CUDAGRAPH_MODES
+
 # Flags that are fields of EngineConfig, by the same name; only those that were given reach it.
 ENGINE_FIELDS = (
     "model",
@@ -114,7 +116,7 @@ def _build_parser() -> argparse.ArgumentParser:
     )
     engine.add_argument(
         "--cudagraph-mode",
-        choices=["none", "piecewise", "full", "full_and_piecewise"],
+        choices=CUDAGRAPH_MODES,
         help="which graphs are captured, on any device; wins over -O",
     )
     engine.add_argument(
