@@ -3,9 +3,9 @@
 Checks, the torch schema, the fake implementation, the property tests, benchmark inputs and roofline figures are all
 read from it.
 
-A shape is a string of space-separated sizes: a name ("T"), a number ("2"), a multiple of a name ("2*I") or a name plus
-a number ("B+1"). The first plain occurrence of a name binds it; every other occurrence must agree. `ops/README.md` has
-the glossary of names.
+A shape is a string of space-separated sizes: a name ("T"), a number ("2"), a multiple of a name ("2*I"), a name plus
+a number ("B+1"), or the name of an axis that may be missing ("H?", of one argument and the results). The first plain
+occurrence of a name binds it; every other occurrence must agree. `ops/README.md` has the glossary of names.
 """
 
 import math
@@ -26,12 +26,16 @@ Dims = dict[str, int]
 
 @dataclass(frozen=True)
 class Size:
-    """One size of a shape string: `factor * name + offset`, or the number `offset` where name is None."""
+    """One size of a shape string: `factor * name + offset`, or the number `offset` where name is None.
+
+    may_miss: the axis may be missing; then the name stays unbound.
+    """
 
     text: str
     name: str | None
     factor: int = 1
     offset: int = 0
+    may_miss: bool = False
 
     @classmethod
     def parse(cls, text: str) -> "Size":
@@ -43,9 +47,10 @@ class Size:
         if "+" in text:
             name, offset = text.split("+")
             return cls(text, name, offset=int(offset))
-        if not text.isidentifier():
-            raise ValueError(f"a size must be a name, a number, 'k*NAME' or 'NAME+k', got {text!r}")
-        return cls(text, text)
+        name = text.removesuffix("?")
+        if not name.isidentifier():
+            raise ValueError(f"a size must be a name, a number, 'k*NAME', 'NAME+k' or 'NAME?', got {text!r}")
+        return cls(text, name, may_miss=name != text)
 
     def value(self, dims: Mapping[str, int]) -> int:
         return self.offset if self.name is None else self.factor * dims[self.name] + self.offset
@@ -84,6 +89,16 @@ class Tensor:
     @cached_property
     def sizes(self) -> tuple[Size, ...]:
         return tuple(Size.parse(text) for text in self.shape.split())
+
+    def sizes_of(self, value: torch.Tensor) -> tuple[Size, ...]:
+        """The sizes of this value's axes: without those that may be missing where it has fewer axes."""
+        if value.dim() == len(self.sizes):
+            return self.sizes
+        return tuple(size for size in self.sizes if not size.may_miss)
+
+    def shape_in(self, dims: Mapping[str, int]) -> list[int]:
+        """The shape for these sizes: without the axes that may be missing and have none."""
+        return [size.value(dims) for size in self.sizes if not size.may_miss or size.name in dims]
 
 
 @dataclass(frozen=True)
@@ -159,7 +174,7 @@ class Contract:
         dims: Dims = {}
         for arg, value in zip(self.args.values(), values, strict=True):
             if isinstance(arg, Tensor) and value is not None:
-                for size, extent in zip(arg.sizes, value.shape, strict=True):
+                for size, extent in zip(arg.sizes_of(value), value.shape, strict=True):
                     size.bind(extent, dims)
         return dims
 
@@ -206,10 +221,10 @@ class Contract:
             raise DTypeError(f"{self.name}: {name} must be of dtype {allowed}, got {value.dtype}")
 
     def _check_shape(self, name: str, arg: Tensor, value: torch.Tensor, dims: Dims) -> None:
-        shape = value.shape
-        if len(shape) != len(arg.sizes):
+        shape, sizes = value.shape, arg.sizes_of(value)
+        if len(shape) != len(sizes):
             raise ShapeError(f"{self.name}: {name} must have shape [{arg.shape}], got {list(shape)}")
-        for axis, size in enumerate(arg.sizes):
+        for axis, size in enumerate(sizes):
             if not size.bind(shape[axis], dims):
                 known = f" = {size.value(dims)}" if size.name in dims else ""
                 raise ShapeError(
@@ -228,7 +243,7 @@ class Contract:
         results = []
         for result in self.results.values():
             dtype = named[result.dtype].dtype if isinstance(result.dtype, str) else result.dtype[0]
-            results.append(like.new_empty([size.value(dims) for size in result.sizes], dtype=dtype))
+            results.append(like.new_empty(result.shape_in(dims), dtype=dtype))
         if not results:
             return None
         return results[0] if len(results) == 1 else tuple(results)
@@ -244,5 +259,5 @@ class Contract:
         named = dict(zip(self.args, values, strict=True))
         for result in self.results.values():
             dtype = named[result.dtype].dtype if isinstance(result.dtype, str) else result.dtype[0]
-            moved += math.prod(size.value(dims) for size in result.sizes) * dtype.itemsize
+            moved += math.prod(result.shape_in(dims)) * dtype.itemsize
         return moved

@@ -34,7 +34,7 @@ def make_inputs(
     """Arguments of one call.
 
     Args:
-        dims: a size for every name in the contract.
+        dims: a size for every name in the contract; none for an axis that is to be missing.
         dtype: of the arguments that the contract lets choose among floats.
         margins: tensors of two or more dimensions become views inside larger buffers, so that they are not contiguous
             across rows; the buffers around them hold NaN (or the lowest integer).
@@ -61,7 +61,7 @@ def make_inputs(
 def _values(arg: Tensor, dims: Dims, generator: torch.Generator) -> torch.Tensor:
     if arg.values is not None:
         return arg.values(dims, generator)
-    shape = [size.value(dims) for size in arg.sizes]
+    shape = arg.shape_in(dims)
     integers_only = not isinstance(arg.dtype, str) and not any(dtype.is_floating_point for dtype in arg.dtype)
     return torch.zeros(shape, dtype=torch.int64) if integers_only else torch.randn(shape, generator=generator)
 

@@ -104,7 +104,8 @@ def check_rejects_bad_input(op: Op) -> None:
             bad.append("text")
         else:
             value = good[name]
-            bad = ["text", value.to(torch.complex64), value[None]]
+            one_axis_too_many = value.new_empty((1,) * (len(arg.sizes) + 1))
+            bad = ["text", value.to(torch.complex64), one_axis_too_many]
             if len(op.contract.tensors) > 1:  # a single tensor may be on any device
                 bad.append(value.to("meta"))
             if arg.contiguous and value.dim() and value.shape[-1] > 1:

@@ -49,19 +49,20 @@ def _good() -> dict:
         ("12", Size("12", None, 0, 12)),
         ("2*I", Size("2*I", "I", factor=2)),
         ("B+1", Size("B+1", "B", offset=1)),
+        ("H?", Size("H?", "H", may_miss=True)),
     ],
 )
 def test_sizes_are_parsed(text, size):
     assert Size.parse(text) == size
 
 
-@pytest.mark.parametrize("text", ["2I", "T-1", "", "T.E"])
+@pytest.mark.parametrize("text", ["2I", "T-1", "", "T.E", "2?", "?"])
 def test_other_sizes_are_refused(text):
     with pytest.raises(ValueError, match="a size must be a name, a number"):
         Size.parse(text)
 
 
-@given(st.sampled_from(["T", "7", "3*T", "T+2"]), st.integers(0, 50))
+@given(st.sampled_from(["T", "7", "3*T", "T+2", "T?"]), st.integers(0, 50))
 def test_binding_a_size_returns_to_its_value(text, number):
     size = Size.parse(text)
     extent = size.value({"T": number})
@@ -128,6 +129,31 @@ def test_check_counts_the_arguments():
 def test_a_single_column_may_have_any_stride():
     thin = Contract("thin", {"x": Tensor("T E", FLOATS)})
     assert thin.check((torch.randn(3, 8)[:, ::8],)) == {"T": 3, "E": 1}
+
+
+HEADS = Contract("heads", {"x": Tensor("T H? E", FLOATS), "weight": Tensor("E", "x")}, {"out": Tensor("T H? E", "x")})
+
+
+@pytest.mark.parametrize("dims", [{"T": 3, "E": 8}, {"T": 3, "H": 2, "E": 8}])
+def test_an_axis_may_be_missing(dims):
+    values = tuple(make_inputs(HEADS, dims, torch.float32).values())
+    assert values[0].shape == tuple(dims.values())
+    assert HEADS.check(values) == dims
+    assert HEADS.fake(*values).shape == tuple(dims.values())
+    assert HEADS.bytes_moved(values) == (2 * values[0].numel() + 8) * 4
+
+
+@pytest.mark.parametrize("shape", [(8,), (2, 3, 2, 8)])
+def test_no_other_axis_may_be_missing(shape):
+    with pytest.raises(ShapeError, match=r"heads: x must have shape \[T H\? E\], got \["):
+        HEADS.check((torch.randn(shape), torch.ones(8)))
+
+
+@pytest.mark.parametrize("shape", [(3, 7), (3, 2, 7)])
+def test_a_size_after_a_missing_axis_is_named_with_its_own_axis(shape):
+    x = torch.randn(shape)
+    with pytest.raises(ShapeError, match=r"heads: weight must have size E = 7 in axis 0, got \[8\]"):
+        HEADS.check((x, torch.ones(8)))
 
 
 def test_fake_of_a_contract():
