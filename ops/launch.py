@@ -177,7 +177,7 @@ def rows_aligned(*tensors: torch.Tensor) -> bool:
     The stride of an axis of size 1 says nothing and is ignored: it must not compile a variant of its own while serving.
     """
     for tensor in tensors:
-        for stride, size in zip(tensor.stride()[:-1], tensor.shape, strict=False):
-            if stride % 16 and size != 1:
+        for axis, stride in enumerate(tensor.stride()[:-1]):
+            if stride % 16 and tensor.shape[axis] != 1:
                 return False
     return True
