@@ -8,28 +8,31 @@ EPS = Scalar(float, "be greater than 0", lambda eps: eps > 0, example=1e-5)
 
 
 @define_op(
-    args={"x": Tensor("T E", FLOATS), "weight": Tensor("E", "x"), "eps": EPS},
-    results={"out": Tensor("T E", "x")},
+    args={"x": Tensor("T H? E", FLOATS), "weight": Tensor("E", "x"), "eps": EPS},
+    results={"out": Tensor("T H? E", "x")},
     reference=rms_norm_reference,
-    flops=lambda dims: 4 * dims["T"] * dims["E"],
-    test_dims=lambda pick: {"T": pick.of(1, 3, 7, 65), "E": pick(1, 130)},
+    flops=lambda dims: 4 * dims["T"] * dims.get("H", 1) * dims["E"],
+    test_dims=lambda pick: {"T": pick.of(1, 3, 7, 65), "E": pick(1, 130)} | pick.of({}, {"H": 1}, {"H": 3}),
     bench_dims={
         "smollm2 decode": {"T": 1, "E": 576},
         "smollm2 prefill": {"T": 1024, "E": 576},
         "llama-3-8b": {"T": 256, "E": 4096},
+        "qwen3-0.6b query decode": {"T": 1, "H": 16, "E": 128},
+        "qwen3-0.6b query prefill": {"T": 512, "H": 16, "E": 128},
     },
     rows="T",
 )
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """Root-mean-square layer normalisation of each row.
+    """Root-mean-square layer normalisation of each row, or of each head of a row.
 
         y[t, e] = x[t, e] * rsqrt(mean_e x[t, e]^2 + eps) * weight[e]
 
     Args:
-        x: [T, E] fp16|bf16|fp32, last dim contiguous.
+        x: [T, E] fp16|bf16|fp32, last dim contiguous; or [T, H, E], H heads of E elements each, of which a view of a
+            fused projection is fine.
         weight: [E], dtype of x.
         eps: added to the mean square, dimensionless, > 0.
-    Returns: [T, E], dtype of x; accumulates in fp32.
+    Returns: shape and dtype of x, contiguous; accumulates in fp32.
     Mutates: nothing.
     Raises: ShapeError, DTypeError.
     Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", equation 4.

@@ -5,4 +5,4 @@ def rms_norm_reference(x: torch.Tensor, weight: torch.Tensor, eps: float) -> tor
     wide = torch.promote_types(x.dtype, torch.float32)
     x_wide = x.to(wide)
     mean_square = x_wide.square().mean(dim=-1, keepdim=True)
-    return (x_wide * torch.rsqrt(mean_square + eps) * weight.to(wide)).to(x.dtype)
+    return (x_wide * torch.rsqrt(mean_square + eps) * weight.to(wide)).to(x.dtype).contiguous()

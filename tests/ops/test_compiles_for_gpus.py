@@ -67,10 +67,10 @@ from vllm_triton.ops.errors import RegistryError
 implementation = rms_norm.implementations["triton"]
 case = implementation.compile_cases[0]
 try:
-    compile_case(dataclasses.replace(case, constexprs={"E": 64, "STORE": ""}), "cuda:90")
+    compile_case(dataclasses.replace(case, constexprs={"E": 64, "ROWS_ALIGNED": True, "STORE": ""}), "cuda:90")
 except RegistryError as error:
     print(error)
-no_power_of_two = dataclasses.replace(case, constexprs={"E": 63, "BLOCK_E": 63, "STORE": ""})
+no_power_of_two = dataclasses.replace(case, constexprs={"E": 63, "BLOCK_E": 63, "ROWS_ALIGNED": True, "STORE": ""})
 registry.OPS.clear()
 registry.OPS["rms_norm"] = rms_norm
 rms_norm.implementations = {"triton": dataclasses.replace(implementation, compile_cases=(no_power_of_two,))}

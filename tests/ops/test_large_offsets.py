@@ -42,6 +42,14 @@ def test_rms_norm(implementation):
 
 
 @IMPLEMENTATIONS
+def test_rms_norm_of_heads(implementation):
+    x, weight = torch.randn(3, 3, 40).half(), torch.randn(40).half()
+    far_heads = _far_rows(x.transpose(0, 1)).transpose(0, 1)
+    for far in (_far_rows(x), far_heads):
+        _assert_far_equals_near(rms_norm, implementation, (x, weight, 1e-5), (far, weight, 1e-5))
+
+
+@IMPLEMENTATIONS
 def test_fused_add_rms_norm(implementation):
     x, residual, weight = torch.randn(3, 40).half(), torch.randn(3, 40).half(), torch.randn(40).half()
     far = (_far_rows(x), _far_rows(residual), weight, 1e-5)

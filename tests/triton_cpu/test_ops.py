@@ -1,8 +1,10 @@
 """Every Triton kernel of `ops` runs natively under the property suite."""
 
 import pytest
+import torch
+import triton
 
-import vllm_triton.ops  # noqa: F401  (fills the registry)
+from vllm_triton import ops
 from vllm_triton.compile.triton_cpu import settings
 from vllm_triton.ops.registry import OPS
 from vllm_triton.ops.testing import Pick, suite
@@ -30,3 +32,15 @@ def test_invariances(op):
     dims = op.contract.test_dims(Pick.seeded(0))
     for seed, dtype in enumerate(suite.dtypes_to_test(op, "triton")):
         suite.check_invariances(op, "triton", dims, dtype, seed)
+
+
+def test_norms_of_every_batch_and_view_share_one_kernel(monkeypatch):
+    compiled = []
+    monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", lambda **event: compiled.append(event["repr"]))
+    weight = torch.ones(100)
+    for num_tokens in (2, 3, 16, 17):
+        for stride_t, stride_h in ((1008, 100), (1000, 112), (1001, 101)):  # multiples of 16 at most in one place
+            x = torch.empty_strided((num_tokens, 3, 100), (stride_t, stride_h, 1)).fill_(2.0)
+            ops.rms_norm(x, weight, 1e-5)
+        ops.rms_norm(x[:, 0], weight, 1e-5)
+    assert len(compiled) == 1
