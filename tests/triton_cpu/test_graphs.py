@@ -218,6 +218,19 @@ def test_largest_first_and_every_decode_step_of_a_captured_size(folder, monkeypa
     assert counting.replayed == ["decode 4"] * 2
 
 
+def test_norms_of_heads_are_captured(tmp_path, monkeypatch):
+    """Qwen3's, which read a view of the fused projection; every replay is compared with the same step uncaptured."""
+    make_tiny("qwen3", tmp_path)
+    eager = _llm(str(tmp_path), optimization_level=0)
+    counting = _Counting()
+    monkeypatch.setattr(capture, "CpuGraphs", lambda: counting)
+    monkeypatch.setenv("VLLM_TRITON_GRAPH_CHECK", "1")
+    captured = _llm(str(tmp_path), cudagraph_capture_sizes=[4, 1])
+    for count in (1, 3, 6):
+        assert _tokens(captured, count, temperature=0) == _tokens(eager, count, temperature=0)
+    assert set(counting.replayed) == {"decode 1", "decode 4"}
+
+
 def test_padding_rows_write_nowhere(folder):
     llm = _llm(folder, cudagraph_capture_sizes=[4])
     caches = [cache for layer in llm.core.runner.kv_caches for cache in layer]

@@ -71,12 +71,11 @@ class Attention(nn.Module):
     ) -> torch.Tensor:
         num_tokens = x.shape[0]
         query, key, value = self.qkv_proj(x).split([self.query_size, self.kv_size, self.kv_size], dim=-1)
-        if self.q_norm is not None and self.k_norm is not None:
-            query = self.q_norm.alone(query.reshape(-1, self.head_size)).view(num_tokens, self.query_size)
-            key = self.k_norm.alone(key.reshape(-1, self.head_size)).view(num_tokens, self.kv_size)
         query = query.view(num_tokens, self.num_heads, self.head_size)
         key = key.view(num_tokens, self.num_kv_heads, self.head_size)
         value = value.view(num_tokens, self.num_kv_heads, self.head_size)
+        if self.q_norm is not None and self.k_norm is not None:
+            query, key = self.q_norm.alone(query), self.k_norm.alone(key)
         query, key = ops.rotary_embedding(positions, query, key, cos_sin, False)
         key_cache, value_cache = kv_cache
         ops.reshape_and_cache(key, value, key_cache, value_cache, attention.slot_mapping)
@@ -184,11 +183,6 @@ class LlamaForCausalLM(nn.Module):
         for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
             x, residual = layer(x, residual, positions, self.cos_sin, attention, kv_cache)
         return self.norm(x, residual)[0]
-
-    @property
-    def torch_calls(self) -> str | None:
-        """What a step does in torch beside its ops, which a CPU cannot capture, or None."""
-        return "the norm of queries and keys copies them" if self.config.qk_norm else None
 
     @property
     def lm_head(self) -> torch.Tensor:

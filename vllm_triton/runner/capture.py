@@ -51,7 +51,7 @@ def capture(runner: ModelRunner, config: EngineConfig, platform: Platform, selec
     if not mode.has_full:
         logger.info("graphs: none, since pieces of steps cannot be captured yet")
         return
-    reason = why_no_graphs(platform, selection) or runner.model.torch_calls
+    reason = why_no_graphs(platform, selection)
     if reason is not None:
         logger.info("graphs: none, since %s", reason)
         return
