@@ -9,6 +9,10 @@ Tensors = tuple[torch.Tensor, ...]
 Stage = Callable[..., Tensors]
 
 
+class CaptureError(RuntimeError):
+    """A region cannot be captured on a GPU: names the graph and the line."""
+
+
 class Graph(Protocol):
     """Work that was captured once, with its addresses, and runs again as often as asked."""
 
@@ -32,5 +36,6 @@ class GraphBackend(Protocol):
             name: for errors.
             stages: each takes what the one before it returned; the first takes nothing.
         Returns: a graph of the first stage, one of the first two, and so on.
+        Raises: CaptureError, on a CPU RecordingError.
         """
         ...

@@ -5,18 +5,16 @@ call would read what was never computed, and would be missing from every replay.
 views are free, and everything else stops the recording with the call and its line.
 """
 
-import traceback
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from vllm_triton.compile.graphs.arena import Arena
 from vllm_triton.compile.graphs.backend import Stage, Tensors
+from vllm_triton.compile.graphs.watching import WatchedCalls, calling_line
 from vllm_triton.compile.triton_cpu.errors import RecordingError
 from vllm_triton.compile.triton_cpu.launching import LaunchList, recording
-from vllm_triton.ops.registry import NAMESPACE, OPS
 
 _aten = torch.ops.aten
 _ALLOCATIONS = {
@@ -26,8 +24,6 @@ _ALLOCATIONS = {
     _aten.new_empty.default,
     _aten.new_empty_strided.default,
 }
-_HERE = Path(__file__)
-_TORCH = Path(torch.__file__).parent
 
 
 class CpuGraph:
@@ -78,22 +74,12 @@ class CpuGraphs:
         ]
 
 
-class _LaunchesAlone(TorchDispatchMode):
+class _LaunchesAlone(WatchedCalls):
     def __init__(self, arena: Arena, name: str):
-        super().__init__()
+        super().__init__(name)
         self._arena = arena
-        self._name = name
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """False: torch would otherwise import Dynamo, which takes a second, to keep it out of here."""
-        return False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func.namespace == NAMESPACE:
-            with self:  # the op's own torch calls count as well
-                return OPS[func._schema.name.partition("::")[2]].implementation_now()(*args, **kwargs)
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if func in _ALLOCATIONS:
             shape = func(*args, **{**kwargs, "device": "meta", "pin_memory": False})
             return self._arena.empty(shape.shape, shape.stride(), shape.dtype)
@@ -101,15 +87,6 @@ class _LaunchesAlone(TorchDispatchMode):
         if returns and all(each.alias_info is not None and not each.alias_info.is_write for each in returns):
             return func(*args, **kwargs)
         raise RecordingError(
-            f"graph {self._name}: {func} is no Triton launch and cannot be captured on a CPU: call it before or after "
-            f"what is captured, or make it part of an op's kernel ({_caller()})"
+            f"graph {self.name}: {func} is no Triton launch and cannot be captured on a CPU: call it before or after "
+            f"what is captured, or make it part of an op's kernel ({calling_line()})"
         )
-
-
-def _caller() -> str:
-    """The innermost line that is neither torch's nor this file's."""
-    for frame in reversed(traceback.extract_stack()):
-        path = Path(frame.filename)
-        if path != _HERE and _TORCH not in path.parents:
-            return f"{frame.filename}:{frame.lineno}: {frame.line}"
-    return "called from nowhere"

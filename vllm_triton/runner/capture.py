@@ -4,9 +4,12 @@ import logging
 import time
 from collections.abc import Mapping
 
+import torch
+
 from vllm_triton import envs
 from vllm_triton.compile.graphs.backend import GraphBackend
 from vllm_triton.compile.graphs.checking import CheckedGraphs
+from vllm_triton.compile.graphs.cuda import CudaGraphs
 from vllm_triton.compile.graphs.modes import CudagraphMode, default_capture_sizes
 from vllm_triton.compile.graphs.recording import CpuGraphs
 from vllm_triton.config import EngineConfig
@@ -41,7 +44,7 @@ def capture(runner: ModelRunner, config: EngineConfig, platform: Platform, selec
     """Captures what the settings ask for, and says what it captured or why it did not.
 
     Args: selection: op -> implementation.
-    Raises: RecordingError where an op does what it does not own up to.
+    Raises: RecordingError, on a GPU CaptureError, where an op does what it does not own up to.
     """
     level = DEFAULT_LEVEL if config.optimization_level is None else config.optimization_level
     mode = _MODES_OF_LEVELS[level] if config.cudagraph_mode is None else CudagraphMode(config.cudagraph_mode)
@@ -56,7 +59,7 @@ def capture(runner: ModelRunner, config: EngineConfig, platform: Platform, selec
         logger.info("graphs: none, since %s", reason)
         return
     sizes = config.cudagraph_capture_sizes or default_capture_sizes(config.max_num_seqs)
-    backend: GraphBackend = CpuGraphs()
+    backend = graph_backend(platform)
     if envs.graph_check():
         backend = CheckedGraphs(backend, DecodeState(runner))
         logger.warning("graphs: every replay is compared with the same step uncaptured (VLLM_TRITON_GRAPH_CHECK)")
@@ -70,13 +73,15 @@ def capture(runner: ModelRunner, config: EngineConfig, platform: Platform, selec
     )
 
 
+def graph_backend(platform: Platform) -> GraphBackend:
+    return CpuGraphs() if platform.device == "cpu" else CudaGraphs(torch.device(platform.device))
+
+
 def why_no_graphs(platform: Platform, selection: Mapping[str, str]) -> str | None:
     """The reason why whole decode steps cannot be captured, or None."""
-    if platform.device != "cpu":
-        return f"capturing on {platform.name} does not exist yet"
     if triton_interprets():
         return "Triton's interpreter launches nothing"
-    reason = why_not_triton("cpu")
+    reason = why_not_triton(platform.device)
     if reason is not None:
         return reason
     for op in STEP_OPS:
