@@ -1,6 +1,7 @@
 """The machine's roof, measured in the same run as what is held against it, and what the machine is."""
 
 import platform
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,8 @@ def _processor() -> str:
 
 
 def _commit() -> str:
+    if shutil.which("git") is None:
+        return "unknown"
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stdout.strip() or "unknown"

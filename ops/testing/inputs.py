@@ -52,10 +52,16 @@ def make_inputs(
         inputs[name] = value.to(wanted)
     if contract.arrange is not None:
         contract.arrange(inputs, dims, generator)
+    return placed(inputs, device, margins)
+
+
+def placed(inputs: dict[str, Any], device: str, margins: bool) -> dict[str, Any]:
+    """The same arguments on a device, see `make_inputs`; those that are there already are not copied."""
+    result = dict(inputs)
     for name, value in inputs.items():
         if isinstance(value, torch.Tensor):
-            inputs[name] = _with_margins(value.to(device)) if margins and value.dim() >= 2 else value.to(device)
-    return inputs
+            result[name] = _with_margins(value.to(device)) if margins and value.dim() >= 2 else value.to(device)
+    return result
 
 
 def _values(arg: Tensor, dims: Dims, generator: torch.Generator) -> torch.Tensor:

@@ -12,7 +12,7 @@ from vllm_triton.ops.contract import Dims, Scalar
 from vllm_triton.ops.errors import OpError
 from vllm_triton.ops.platforms import triton_interprets
 from vllm_triton.ops.registry import Op
-from vllm_triton.ops.testing.inputs import Pick, make_inputs, margins_untouched
+from vllm_triton.ops.testing.inputs import Pick, make_inputs, margins_untouched, placed
 from vllm_triton.ops.testing.tolerance import assert_within_rounding
 
 _BAD_NUMBERS: tuple[Any, ...] = (-1, -1.0, 0, 0.0, 2.0, float("nan"), float("inf"))
@@ -51,23 +51,26 @@ def _copied(value: Any) -> Any:
 
 
 def check_matches_reference(
-    op: Op, implementation: str, dims: Dims, dtype: torch.dtype, seed: int, margins: bool
+    op: Op, implementation: str, dims: Dims, dtype: torch.dtype, seed: int, margins: bool, device: str = "cpu"
 ) -> None:
-    """Error against float64 within rounding; arguments and their surroundings left alone unless mutated."""
-    inputs = make_inputs(op.contract, dims, dtype, seed, margins=margins)
-    before = {name: _copied(value) for name, value in inputs.items()}
-    exact = run(op, op.reference, widened(inputs))
-    eager = run(op, op.reference, {name: _copied(value) for name, value in inputs.items()})
+    """Error against float64 within rounding; arguments and their surroundings left alone unless mutated.
+
+    Args: device: of the implementation; the reference runs on the CPU, so that all devices are held to the same.
+    """
+    before = make_inputs(op.contract, dims, dtype, seed)
+    exact = run(op, op.reference, widened(before))
+    eager = run(op, op.reference, {name: _copied(value) for name, value in before.items()})
+    inputs = placed({name: _copied(value) for name, value in before.items()}, device, margins)
     actual = run(op, op.implementations[implementation], inputs)
     for name, value in actual.items():
-        assert_within_rounding(value, exact[name], eager[name], what=f"{op.name}/{implementation}: {name}")
+        assert_within_rounding(value.cpu(), exact[name], eager[name], what=f"{op.name}/{implementation}: {name}")
     for name, arg in op.contract.tensors.items():
         value = inputs[name]
         if value is None:
             continue
         assert margins_untouched(value), f"{op.name}/{implementation}: memory around {name} was written"
         if not arg.mutated:
-            same = torch.equal(value.nan_to_num(), before[name].nan_to_num())
+            same = torch.equal(value.cpu().nan_to_num(), before[name].nan_to_num())
             assert same, f"{op.name}/{implementation}: {name} was written"
 
 
