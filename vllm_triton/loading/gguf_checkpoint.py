@@ -79,6 +79,7 @@ class GgufCheckpoint(Checkpoint):
                 values = unpermute_rows(values, self.config["num_key_value_heads"])
             # Copies only what is out of order or still a view of the read-only file, which torch cannot hold.
             yield name, torch.from_numpy(np.require(values, requirements=["C", "W"]))
+        self.file.release_pages()
 
     def load_tokenizer(self) -> Tokenizer:
         return Tokenizer.from_gguf(self.file.metadata)

@@ -90,6 +90,10 @@ class GgufFile:
             ) from error
         return values.reshape(tensor.shape)
 
+    def release_pages(self) -> None:
+        """Lets go of the memory that holds what was read of the file; reading again fetches it again."""
+        self._bytes.madvise(mmap.MADV_DONTNEED)
+
     def _read_header(self) -> None:
         version, num_tensors, num_metadata = self._unpack("IQQ")
         if version not in SUPPORTED_VERSIONS:

@@ -1,8 +1,10 @@
 """From EngineConfig to a runner: checkpoint, weights, KV cache, kernel choice."""
 
+import contextlib
 import dataclasses
 import logging
 import time
+from collections.abc import Iterator
 
 import torch
 
@@ -54,9 +56,8 @@ def load_model(config: EngineConfig) -> LoadedModel:
     choices = registry.parse_choices(envs.kernels()) | config.kernels
     registry.explain(choices, situation)  # refuses a bad choice before the weights are read
 
-    with torch.device("meta"):
-        model = LlamaForCausalLM(model_config, max_model_len).to(dtype)
-    model.to_empty(device=device)
+    with torch.device(device), _default_dtype(dtype):
+        model = LlamaForCausalLM(model_config, max_model_len)
     if config.load_format == "dummy":
         fill_dummy_weights(model, config.seed)
     else:
@@ -100,6 +101,17 @@ def load_model(config: EngineConfig) -> LoadedModel:
     logger.info("kernels: %s", ", ".join(f"{op}={name}" for op, name in selection.items()))
     capture(runner, config, platform, selection)
     return LoadedModel(runner, checkpoint, model_config, max_model_len, num_kv_blocks)
+
+
+@contextlib.contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Of tensors made without one. To convert a model on the meta device instead would import SymPy: 35 MiB, 0.3 s."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def _dtype(config: EngineConfig, checkpoint: Checkpoint, platform: Platform) -> torch.dtype:
