@@ -63,13 +63,14 @@ class Dispatcher:
 
     def __init__(self, sizes: Mapping[RuntimeMode, Iterable[int]]):
         self._sizes = {mode: sorted(each) for mode, each in sizes.items()}
+        self._full = {size: _full(size) for size in self._sizes.get(RuntimeMode.FULL, ())}
 
     def dispatch(self, num_tokens: int, num_reqs: int, uniform: bool, allow_full: bool = True) -> Dispatch:
         """Args: allow_full: False where something in the step needs to run between its ops."""
         if uniform and allow_full:
             size = self._size(RuntimeMode.FULL, num_tokens)
             if size is not None:
-                return Dispatch(RuntimeMode.FULL, BatchDescriptor(size, size, uniform=True))
+                return self._full[size]
         size = self._size(RuntimeMode.PIECEWISE, num_tokens)
         if size is not None:
             return Dispatch(RuntimeMode.PIECEWISE, BatchDescriptor(size))
@@ -77,6 +78,10 @@ class Dispatcher:
 
     def _size(self, mode: RuntimeMode, num_tokens: int) -> int | None:
         return next((size for size in self._sizes.get(mode, ()) if size >= num_tokens), None)
+
+
+def _full(size: int) -> Dispatch:
+    return Dispatch(RuntimeMode.FULL, BatchDescriptor(size, size, uniform=True))
 
 
 def default_capture_sizes(most: int) -> list[int]:

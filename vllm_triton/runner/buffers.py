@@ -19,6 +19,7 @@ class InputBuffer:
         self._array = self._host.numpy()
         self._device = self._host if on_host else torch.zeros(shape, dtype=dtype, device=device)
         self._uploaded = None if on_host else torch.Event(device)
+        self._views: dict[int, torch.Tensor] = {}  # by count: torch takes longer to make one than to find it here
 
     @property
     def np(self) -> numpy.ndarray:
@@ -31,6 +32,10 @@ class InputBuffer:
     def upload(self, count: int) -> torch.Tensor:
         """The first `count` rows as the model sees them; the copy is ordered before later work on the device."""
         if self._uploaded is not None:
-            self._device[:count].copy_(self._host[:count], non_blocking=True)
+            with torch.inference_mode():
+                self._device[:count].copy_(self._host[:count], non_blocking=True)
             self._uploaded.record()
-        return self._device[:count]
+        view = self._views.get(count)
+        if view is None:
+            view = self._views[count] = self._device[:count]
+        return view

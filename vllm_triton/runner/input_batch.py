@@ -36,6 +36,7 @@ class InputBatch:
         self.repetition_penalty = np.zeros(rows, dtype=np.float32)
         self.presence_penalty = np.zeros(rows, dtype=np.float32)
         self.frequency_penalty = np.zeros(rows, dtype=np.float32)
+        self.is_penalised = np.zeros(rows, dtype=np.bool_)
         self.seed = np.zeros(rows, dtype=np.int64)
         self._lists: list[list] = [self.request_ids, self.params, self.stop_token_ids]
         self._columns = [column for column in vars(self).values() if isinstance(column, np.ndarray)]
@@ -61,7 +62,10 @@ class InputBatch:
 
     def append_tokens(self, row: int, token_ids: list[int]) -> None:
         start = self.num_tokens[row]
-        self.token_ids[row, start : start + len(token_ids)] = token_ids
+        if len(token_ids) == 1:
+            self.token_ids[row, start] = token_ids[0]  # a slice would be filled from an array made of the list
+        else:
+            self.token_ids[row, start : start + len(token_ids)] = token_ids
         self.num_tokens[row] = start + len(token_ids)
 
     def _add(self, request: NewRequestData) -> None:
@@ -84,6 +88,9 @@ class InputBatch:
         self.repetition_penalty[row] = params.repetition_penalty
         self.presence_penalty[row] = params.presence_penalty
         self.frequency_penalty[row] = params.frequency_penalty
+        self.is_penalised[row] = (
+            params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0
+        )
         assert params.seed is not None, "the engine core gives every request a seed"
         self.seed[row] = params.seed
 

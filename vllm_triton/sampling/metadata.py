@@ -137,11 +137,7 @@ def _logit_bias(batch: InputBatch, rows: list[int], steps: np.ndarray, device: t
 
 
 def _penalties(batch: InputBatch, rows: np.ndarray, column) -> Penalties | None:
-    wanted = (
-        (batch.repetition_penalty[rows] != 1)
-        | (batch.frequency_penalty[rows] != 0)
-        | (batch.presence_penalty[rows] != 0)
-    )
+    wanted = batch.is_penalised[rows]
     if not wanted.any():
         return None
     # Rows without penalties get an empty history.
