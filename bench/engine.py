@@ -1,11 +1,15 @@
 """Tokens per second of the engine on three workloads, beside transformers and the machine's roof.
 
 usage: python bench/engine.py [--json] [--with-hf] [--model PATH] [--quantized] [--repeats N] [--kernels op=impl,...]
+       python bench/engine.py --breakdown [--json] [--model PATH] [--quantized] [--kernels op=impl,...]
     --with-hf    measures transformers too, in the same run
+    --breakdown  says where the time of a decode step goes, instead
     --model      a Hugging Face folder; by default the demo model, written out once in bfloat16
     --quantized  measures the demo model's GGUF file as the engine loads it, instead of its bfloat16 form
 
 Each engine runs in a process of its own, alone; each workload --repeats times after a warm-up, the median counts.
+rss_ratio is the growth of the resident memory from the imports to the first tokens, over the bytes of the weights and
+of a KV cache just large enough; rss_ratio_full the same after the workloads, when every block of the cache was written.
 The last line of stdout is one JSON object.
 """
 
@@ -20,6 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import breakdown
 import roof
 import workloads as w
 
@@ -29,11 +34,15 @@ DTYPE = "bfloat16"
 def main() -> None:
     args = _arguments().parse_args()
     if args.engine:
-        measure = {"ours": measure_ours, "hf": measure_hf}[args.engine]
+        measure = {"ours": measure_ours, "hf": measure_hf, "breakdown": measure_breakdown}[args.engine]
         print(json.dumps(measure(args)))
         return
     model = args.model or (demo_gguf() if args.quantized else demo_in_bfloat16())
-    result: dict[str, Any] = {"model": Path(model).name, "dtype": DTYPE, "ours": _in_process("ours", model, args)}
+    result: dict[str, Any] = {"model": Path(model).name, "dtype": DTYPE}
+    if args.breakdown:
+        result["breakdown"] = _in_process("breakdown", model, args)
+    else:
+        result["ours"] = _in_process("ours", model, args)
     if args.with_hf:
         hf_model = args.model or demo_in_bfloat16()
         result["hf"] = _in_process("hf", hf_model, args)
@@ -42,6 +51,8 @@ def main() -> None:
         }
     result |= roof.measure() | roof.describe_machine()
     if not args.json:
+        for batch, figures in result.get("breakdown", {}).items():
+            print(*breakdown.table(int(batch), figures), sep="\n")
         for engine in ("ours", "hf"):
             for key, value in result.get(engine, {}).items():
                 print(f"{engine:>5}  {key:<18} {value}")
@@ -51,12 +62,14 @@ def main() -> None:
 def _arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print the JSON line alone")
-    parser.add_argument("--with-hf", action="store_true")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--with-hf", action="store_true")
+    what.add_argument("--breakdown", action="store_true")
     parser.add_argument("--model")
     parser.add_argument("--quantized", action="store_true")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--kernels", default="")
-    parser.add_argument("--engine", choices=["ours", "hf"], help=argparse.SUPPRESS)
+    parser.add_argument("--engine", choices=["ours", "hf", "breakdown"], help=argparse.SUPPRESS)
     return parser
 
 
@@ -68,25 +81,62 @@ def _in_process(engine: str, model: str, args: argparse.Namespace) -> dict[str, 
 
 
 def measure_ours(args: argparse.Namespace) -> dict[str, Any]:
-    from vllm_triton import LLM, SamplingParams
+    from vllm_triton import LLM
     from vllm_triton.ops.registry import parse_choices
 
+    imported = roof.resident_bytes()
     start = time.perf_counter()
     llm = LLM(
-        args.model, dtype=DTYPE, max_model_len=2048, kernels=parse_choices(args.kernels), enable_prefix_caching=False
+        args.model,
+        dtype=DTYPE,
+        max_model_len=2048,
+        num_kv_blocks=w.KV_BLOCKS,
+        block_size=w.BLOCK_SIZE,
+        kernels=parse_choices(args.kernels),
+        enable_prefix_caching=False,
     )
     startup = time.perf_counter() - start
 
-    def greedy(new_tokens: int) -> SamplingParams:
-        return SamplingParams(temperature=0, max_tokens=new_tokens, ignore_eos=True)
-
     def chat(new_tokens: int) -> None:
-        llm.chat(w.CHAT, greedy(new_tokens), use_tqdm=False)
+        llm.chat(w.CHAT, w.greedy(new_tokens), use_tqdm=False)
 
     def batch(prompts: list[list[int]], new_tokens: int) -> None:
-        llm.generate([{"prompt_token_ids": ids} for ids in prompts], greedy(new_tokens), use_tqdm=False)
+        w.generate(llm, prompts, new_tokens)
 
-    return _figures("vllm_triton", startup, chat, batch, args.repeats)
+    chat(8)
+    first = roof.resident_bytes()
+    figures = _figures("vllm_triton", startup, chat, batch, args.repeats)
+    runner = llm.core.runner
+    weights = sum(weight.nbytes for weight in runner.model.parameters())
+    cache = sum(half.nbytes for layer in runner.kv_caches for half in layer)
+    return figures | {
+        "rss_ratio": round((first - imported) / (weights + cache), 3),
+        "rss_ratio_full": round((roof.resident_bytes() - imported) / (weights + cache), 3),
+        "weights_mib": round(weights / 2**20, 1),
+        "kv_cache_mib": round(cache / 2**20, 1),
+    }
+
+
+def measure_breakdown(args: argparse.Namespace) -> dict[str, Any]:
+    """Number of requests -> where the time of a step goes in which they all decode."""
+    from vllm_triton import LLM
+    from vllm_triton.ops.registry import parse_choices
+
+    llm = LLM(
+        args.model,
+        dtype=DTYPE,
+        max_model_len=2048,
+        num_kv_blocks=w.BREAKDOWN_KV_BLOCKS,
+        block_size=w.BLOCK_SIZE,
+        kernels=parse_choices(args.kernels),
+    )
+    result = {}
+    for batch, new_tokens in w.BREAKDOWN.items():
+        prompts = w.random_prompts(batch, w.BREAKDOWN_PROMPT_TOKENS)
+        with breakdown.step_times(llm) as clock:
+            w.generate(llm, prompts, new_tokens)
+        result[str(batch)] = breakdown.summarise(breakdown.decode_steps(clock.steps, batch))
+    return result
 
 
 def measure_hf(args: argparse.Namespace) -> dict[str, Any]:

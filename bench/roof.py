@@ -1,4 +1,4 @@
-"""The machine's roof, measured in the same run as what is held against it, and what the machine is."""
+"""The machine's roof, measured in the same run as what is held against it, what the machine is, and memory in use."""
 
 import platform
 import shutil
@@ -35,6 +35,13 @@ def describe_machine() -> dict[str, Any]:
         "triton": triton.__version__,
         "python": platform.python_version(),
     }
+
+
+def resident_bytes() -> int:
+    """Memory of this process that is mapped now, files included."""
+    with open("/proc/self/status") as status:
+        fields = dict(line.split(":", 1) for line in status)
+    return int(fields["VmRSS"].split()[0]) * 1024
 
 
 def _processor() -> str:
