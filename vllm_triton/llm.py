@@ -91,7 +91,8 @@ class LLM:
             while self.core.has_unfinished_requests():
                 step = self.core.step()
                 finished, to_abort = self.processor.process(step)
-                self.core.abort_requests(to_abort)
+                if to_abort:
+                    self.core.abort_requests(to_abort)
                 num_tokens += sum(len(output.new_token_ids) for output in step.outputs)
                 for output in finished:
                     outputs[output.request_id] = output

@@ -12,11 +12,16 @@ LARGEST_INT32 = int(np.iinfo(np.int32).max)
 
 
 class InputBatch:
-    """Args: sizes of the largest batch, the longest sequence (tokens), and tokens per KV block."""
+    """Args: sizes of the largest batch, the longest sequence (tokens), and tokens per KV block.
+
+    Attributes:
+        version: another number whenever rows came, went or moved.
+    """
 
     def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int):
         self.block_size = block_size
         self.max_blocks = -(-max_model_len // block_size)
+        self.version = 0
         self.request_ids: list[str] = []
         self.row_of: dict[str, int] = {}
         self.params: list[SamplingParams] = []
@@ -56,6 +61,7 @@ class InputBatch:
 
     def clear(self) -> None:
         """Removes all rows."""
+        self.version += 1
         for items in self._lists:
             items.clear()
         self.row_of.clear()
@@ -70,6 +76,7 @@ class InputBatch:
 
     def _add(self, request: NewRequestData) -> None:
         row, params, count = len(self.request_ids), request.params, len(request.token_ids)
+        self.version += 1
         self.request_ids.append(request.request_id)
         self.params.append(params)
         self.stop_token_ids.append(request.stop_token_ids)
@@ -102,6 +109,7 @@ class InputBatch:
     def _remove(self, request_id: str) -> None:
         """Frees a row and moves the last one into the hole."""
         row, last = self.row_of.pop(request_id), len(self.request_ids) - 1
+        self.version += 1
         if row != last:
             for column in self._columns:
                 column[row] = column[last]

@@ -195,7 +195,8 @@ class ModelRunner:
         dispatch = self._dispatcher.dispatch(num_tokens, num_rows, uniform=is_decode)
         if dispatch.mode is RuntimeMode.FULL:
             size = dispatch.descriptor.num_tokens
-            self._pad(num_rows, size)
+            if size > num_rows:
+                self._pad(num_rows, size)
             model_inputs = self._model_inputs(size, size, self.batch.max_blocks)
         else:
             model_inputs = self._model_inputs(num_tokens, num_rows, width)

@@ -69,12 +69,19 @@ class SamplingBuffers:
         dtypes = {"temperature": torch.float32, "min_p": torch.float32, "top_k": torch.int32, "top_p": torch.float32}
         dtypes |= {"seeds": torch.int64, "steps": torch.int64}
         self._buffers = {name: InputBuffer(max_num_seqs, dtype=dtype, device=device) for name, dtype in dtypes.items()}
+        # Version of the batch and size of the last write, if all rows sampled and nothing else was asked of them.
+        self.plain: tuple[int, int] | None = None
 
     def write(self, columns: dict[str, np.ndarray], size: int) -> Draw:
         """Args: columns: of the rows that sample. size: rows that are drawn; those beyond take their largest logit."""
         for name, values in columns.items():
             self._buffers[name].np[: len(values)] = values
         self._buffers["temperature"].np[len(columns["temperature"]) : size] = 0
+        return self.upload(size)
+
+    def write_steps(self, steps: np.ndarray, size: int) -> Draw:
+        """Where nothing else has changed since the last write."""
+        self._buffers["steps"].np[: len(steps)] = steps
         return self.upload(size)
 
     def upload(self, size: int) -> Draw:
@@ -91,6 +98,11 @@ def build_sampling_metadata(
         size: rows of the logits, at least as many.
     """
 
+    same = (batch.version, size) if len(rows) == len(batch) else None
+    if same is not None and same == buffers.plain:
+        count = len(batch)
+        return SamplingMetadata(buffers.write_steps(batch.num_tokens[:count] - batch.num_prompt_tokens[:count], size))
+
     def column(values: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(values[rows]).to(device, non_blocking=True)
 
@@ -106,7 +118,7 @@ def build_sampling_metadata(
         "seeds": batch.seed[rows],
         "steps": steps[rows],
     }
-    return SamplingMetadata(
+    metadata = SamplingMetadata(
         draw=buffers.write(columns, size),
         bias=_logit_bias(batch, row_list, steps, device),
         penalties=_penalties(batch, rows, column),
@@ -114,6 +126,8 @@ def build_sampling_metadata(
         logprob_row_list=logprob_rows,
         num_logprobs=[params[index].logprobs or 0 for index in logprob_rows],
     )
+    buffers.plain = same if metadata.is_plain else None
+    return metadata
 
 
 def _logit_bias(batch: InputBatch, rows: list[int], steps: np.ndarray, device: torch.device) -> LogitBias | None:
