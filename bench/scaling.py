@@ -1,35 +1,41 @@
 """How the engine scales: cost per token along one request, and the scheduler's time with the requests that run.
 
-usage: python bench/scaling.py [--model PATH] [--tokens N] [--output STEM]
+usage: python bench/scaling.py [--model PATH] [--tokens N] [--repeats N] [--output STEM]
     --model    a Hugging Face folder; by default the demo model in bfloat16
     --tokens   length that one request grows to, default 8192; at most the model's context
+    --repeats  runs of that request, default 2
     --output   writes STEM.json and STEM.png, default bench/results/scaling
 
 Two promises are measured:
-    A token costs the same anywhere in a text, attention apart. One request grows to --tokens; at each length the
-    attention of all layers alone, captured as the engine captures it, is taken off the median step around it.
+    A token costs the same anywhere in a text, attention apart. One request grows to --tokens; every few
+    steps the attention of all layers alone, captured as the engine captures it, is timed and taken off them.
     The scheduler's time per step grows at most linearly with the requests that run, 1 to 1024 of them.
 The last line of stdout is the JSON object that is written. Drawing needs matplotlib: pip install 'vllm_triton[bench]'.
 """
 
 import argparse
+import dataclasses
+import itertools
 import json
 import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import breakdown
 import engine
+import numpy as np
 import roof
 import scheduler
 import workloads as w
 
 PROMPT_TOKENS = 128
-FIRST_LENGTH = 1024
-WINDOW = 256  # steps around a length, of which the median counts
+EACH_LENGTH = 1024
+SAMPLED_STEPS = 32
 RUNNING_REQUESTS = [2**power for power in range(11)]
 
 
@@ -37,13 +43,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model")
     parser.add_argument("--tokens", type=int, default=8192)
+    parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--output", default=str(Path(__file__).parent / "results" / "scaling"))
     args = parser.parse_args()
-    if args.tokens < 2 * FIRST_LENGTH:
-        parser.error(f"--tokens must be at least {2 * FIRST_LENGTH}, got {args.tokens}")
+    if args.tokens < 2 * EACH_LENGTH:
+        parser.error(f"--tokens must be at least {2 * EACH_LENGTH}, got {args.tokens}")
     require_matplotlib()
     result = roof.describe_machine() | {
-        "tokens": measure_tokens(args.model or engine.demo_in_bfloat16(), args.tokens),
+        "tokens": measure_tokens(args.model or engine.demo_in_bfloat16(), args.tokens, args.repeats),
         "scheduler": measure_scheduler(RUNNING_REQUESTS),
     }
     output = Path(args.output)
@@ -53,41 +60,80 @@ def main() -> None:
     print(json.dumps(result))
 
 
-def measure_tokens(model: str, num_tokens: int) -> dict[str, Any]:
-    """Milliseconds of a step at each length, of attention, and of the rest; and by how much the rest grows."""
+def measure_tokens(model: str, num_tokens: int, repeats: int) -> dict[str, Any]:
+    """Milliseconds of a step around each length, of attention, and of the rest; and by how much the rest grows.
+
+    At each length the run counts whose step was fastest there: others on the machine only add to it.
+    """
     from vllm_triton import LLM
 
     num_blocks = 1 + math.ceil(num_tokens / w.BLOCK_SIZE)
     llm = LLM(model, dtype=engine.DTYPE, max_model_len=num_tokens, num_kv_blocks=num_blocks, block_size=w.BLOCK_SIZE)
-    with breakdown.step_times(llm) as clock:
-        w.generate(llm, w.random_prompts(1, PROMPT_TOKENS), num_tokens - PROMPT_TOKENS)
-    steps = clock.steps[1:]  # the first one reads the prompt; the others' lengths are one apart
-    lengths = [PROMPT_TOKENS + 1 + index for index in range(len(steps))]
-    last = num_tokens - WINDOW // 2
-    points = [min(length, last) for length in range(FIRST_LENGTH, num_tokens + 1, FIRST_LENGTH)]
-    step_ms = around(points, lengths, [1000 * step.seconds for step in steps])
-    python_ms = around(points, lengths, [1000 * step.python_seconds for step in steps])
-    attention_ms = [1000 * seconds for seconds in measure_attention(llm, points)]
-    rest_ms = [step - attention for step, attention in zip(step_ms, attention_ms, strict=True)]
-    figures = {"step_ms": step_ms, "attention_ms": attention_ms, "rest_ms": rest_ms, "python_ms": python_ms}
+    attention = AttentionAlone(llm)
+    runs = [at_lengths(measure_run(llm, attention, num_tokens), num_tokens) for _ in range(repeats)]
+    fastest = [min(points, key=lambda point: point.step_ms) for points in zip(*runs, strict=True)]
+    lengths = [point.length for point in fastest]
+    names = ("step_ms", "attention_ms", "rest_ms", "python_ms")
     return {
         "model": Path(model).name,
         "dtype": engine.DTYPE,
-        "length": points,
-        **{name: [round(value, 3) for value in values] for name, values in figures.items()},
-        "rest_growth": round(growth(points, rest_ms), 3),
-        "python_growth": round(growth(points, python_ms), 3),
+        "runs": repeats,
+        "length": lengths,
+        **{name: [round(getattr(point, name), 3) for point in fastest] for name in names},
+        "rest_growth": round(growth(lengths, [point.rest_ms for point in fastest]), 3),
+        "python_growth": round(growth(lengths, [point.python_ms for point in fastest]), 3),
     }
 
 
-def around(points: Sequence[int], lengths: Sequence[int], values: Sequence[float]) -> list[float]:
-    """For each point the median value of the lengths at most half a WINDOW away."""
-    return [
-        statistics.median(
-            value for length, value in zip(lengths, values, strict=True) if abs(length - point) <= WINDOW // 2
-        )
-        for point in points
-    ]
+@dataclass(frozen=True)
+class Point:
+    """Milliseconds at one length of the sequence: of a step, of its attention, and of what is no replay."""
+
+    length: int
+    step_ms: float
+    attention_ms: float
+    python_ms: float
+
+    @property
+    def rest_ms(self) -> float:
+        return self.step_ms - self.attention_ms
+
+
+def measure_run(llm: Any, attention: Callable[[int], float], num_tokens: int) -> list[Point]:
+    """Lets one request grow; after every SAMPLED_STEPS steps times attention, while the machine is as it was."""
+    points: list[Point] = []
+    with breakdown.step_times(llm) as clock:
+        timed, length = llm.core.step, itertools.count(PROMPT_TOKENS)
+
+        def step() -> Any:
+            current = next(length)
+            if current > PROMPT_TOKENS and current % SAMPLED_STEPS == 0:
+                clock.start_step()  # so that no step of the engine counts what follows
+                steps = [one for one in clock.steps if one.num_outputs]
+                clock.steps.clear()
+                points.append(
+                    Point(
+                        length=current - SAMPLED_STEPS // 2,
+                        step_ms=1000 * statistics.median(one.seconds for one in steps),
+                        attention_ms=1000 * attention(current),
+                        python_ms=1000 * statistics.median(one.python_seconds for one in steps),
+                    )
+                )
+            return timed()
+
+        with mock.patch.object(llm.core, "step", step):
+            w.generate(llm, w.random_prompts(1, PROMPT_TOKENS), num_tokens - PROMPT_TOKENS)
+    return points
+
+
+def at_lengths(points: Sequence[Point], num_tokens: int) -> list[Point]:
+    """For each multiple of EACH_LENGTH the medians of the points around it, at most half that far away."""
+    found = []
+    for length in range(EACH_LENGTH, num_tokens + 1, EACH_LENGTH):
+        near = [point for point in points if abs(point.length - length) <= EACH_LENGTH // 2]
+        fields = zip(*map(dataclasses.astuple, near), strict=True)
+        found.append(Point(*map(statistics.median, fields)))
+    return found
 
 
 def growth(xs: Sequence[float], ys: Sequence[float]) -> float:
@@ -96,52 +142,43 @@ def growth(xs: Sequence[float], ys: Sequence[float]) -> float:
     return (slope * xs[-1] + intercept) / (slope * xs[0] + intercept)
 
 
-def measure_attention(llm: Any, lengths: Sequence[int]) -> list[float]:
-    """Median seconds of one token's attention in all layers, for each length of its sequence.
+class AttentionAlone:
+    """Seconds of one token's attention in all layers, over the engine's own caches, from a graph as in its steps."""
 
-    Over the engine's own caches, from a graph as in its steps. Before each replay as much memory is read as the weights
-    take: in a step they push the keys and values out of the processor's caches.
-    """
-    import torch
+    def __init__(self, llm: Any):
+        import torch
 
-    from vllm_triton import ops
-    from vllm_triton.compile.graphs.recording import CpuGraphs
+        from vllm_triton import ops
+        from vllm_triton.compile.graphs.recording import CpuGraphs
 
-    runner = llm.core.runner
-    attention = [layer.self_attn for layer in runner.model.layers]
-    dtype = runner.kv_caches[0][0].dtype
-    weights = torch.ones(sum(weight.nbytes for weight in runner.model.parameters()) // 4)
-    query = torch.randn(1, attention[0].num_heads, attention[0].head_size).to(dtype)
-    out = torch.empty_like(query)
-    block_table = torch.arange(1, runner.batch.max_blocks + 1, dtype=torch.int32)[None]
-    seq_lens = torch.ones(1, dtype=torch.int32)
-    query_start_loc = torch.tensor([0, 1], dtype=torch.int32)
+        runner = llm.core.runner
+        layers = [layer.self_attn for layer in runner.model.layers]
+        query = torch.randn(1, layers[0].num_heads, layers[0].head_size).to(runner.kv_caches[0][0].dtype)
+        out = torch.empty_like(query)
+        block_table = torch.arange(1, runner.batch.max_blocks + 1, dtype=torch.int32)[None]
+        query_start_loc = torch.tensor([0, 1], dtype=torch.int32)
+        self._seq_lens = torch.ones(1, dtype=torch.int32)
+        # In a step the weights push keys and values out of the processor's caches: as many bytes are read here, and by
+        # NumPy, since torch's threads would go on to spin for a while beside those of the graph.
+        self._as_weights = np.ones(sum(weight.nbytes for weight in runner.model.parameters()) // 4, np.float32)
+        self._operands = (query, out, block_table, query_start_loc)  # whose addresses the graph holds
 
-    def attend() -> tuple[torch.Tensor, ...]:
-        for layer, (keys, values) in zip(attention, runner.kv_caches, strict=True):
-            ops.paged_attention(
-                out, query, keys, values, block_table, seq_lens, query_start_loc, layer.scale, layer.window
-            )
-        return ()
+        def attend() -> tuple[torch.Tensor, ...]:
+            for layer, (keys, values) in zip(layers, runner.kv_caches, strict=True):
+                ops.paged_attention(
+                    out, query, keys, values, block_table, self._seq_lens, query_start_loc, layer.scale, layer.window
+                )
+            return ()
 
-    with torch.inference_mode():
-        [graph] = CpuGraphs().capture("attention", attend)
-        medians = []
-        for length in lengths:
-            seq_lens.fill_(length)
-            medians.append(median_after(weights.sum, graph.replay))
-    return medians
+        with torch.inference_mode():
+            [self._graph] = CpuGraphs().capture("attention", attend)
 
-
-def median_after(before: Callable[[], Any], work: Callable[[], Any], count: int = 25) -> float:
-    """Median seconds of the work, each time right after what comes before it."""
-    seconds = []
-    for _ in range(count):
-        before()
+    def __call__(self, length: int) -> float:
+        self._seq_lens.fill_(length)
+        self._as_weights.sum()
         start = time.perf_counter()
-        work()
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds)
+        self._graph.replay()
+        return time.perf_counter() - start
 
 
 def measure_scheduler(running: Sequence[int]) -> dict[str, Any]:

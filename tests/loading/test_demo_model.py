@@ -1,6 +1,8 @@
 """The demo file, read by our code and by transformers' own GGUF converter."""
 
 import importlib.util
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -54,3 +56,19 @@ def test_weights_and_config_match_transformers():
     assert checkpoint.config["architectures"] == [type(model).__name__]
     assert checkpoint.generation_config["eos_token_id"] == [2]
     assert checkpoint.torch_dtype is None
+
+
+def test_loading_is_light_and_leaves_torchs_default_dtype_alone():
+    """SymPy, which torch imports for some of what a meta device does, takes 35 MiB and 0.3 s."""
+    code = """
+import sys, torch
+from vllm_triton import LLM
+from vllm_triton.loading import find_demo_model
+
+settings = {"dtype": "bfloat16", "max_model_len": 64, "max_num_seqs": 1, "skip_tokenizer_init": True}
+llm = LLM(str(find_demo_model()), **settings)
+dtypes = {weight.dtype for weight in llm.core.runner.model.parameters()}
+print("sympy" in sys.modules, torch.get_default_dtype(), dtypes)
+"""
+    output = subprocess.check_output([sys.executable, "-c", code], text=True)
+    assert output.strip() == "False torch.float32 {torch.bfloat16}"

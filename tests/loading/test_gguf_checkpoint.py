@@ -303,3 +303,10 @@ def test_every_truncation_is_a_model_error(tmp_path_factory, fraction):
     cut.write_bytes(content[: int(len(content) * fraction)])
     with pytest.raises(ModelError, match=r"truncated|not a GGUF file"):
         open_checkpoint(cut)
+
+
+def test_tensors_are_read_again_after_their_pages_were_let_go(tmp_path):
+    write_gguf(tmp_path / "model.gguf")
+    checkpoint = open_checkpoint(tmp_path / "model.gguf")
+    first, again = dict(checkpoint.tensors()), dict(checkpoint.tensors())
+    assert first.keys() == again.keys() and all(torch.equal(first[name], again[name]) for name in first)
