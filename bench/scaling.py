@@ -35,7 +35,7 @@ import workloads as w
 
 PROMPT_TOKENS = 128
 EACH_LENGTH = 1024
-SAMPLED_STEPS = 32
+SAMPLED_STEPS = 16
 RUNNING_REQUESTS = [2**power for power in range(11)]
 
 
@@ -61,27 +61,24 @@ def main() -> None:
 
 
 def measure_tokens(model: str, num_tokens: int, repeats: int) -> dict[str, Any]:
-    """Milliseconds of a step around each length, of attention, and of the rest; and by how much the rest grows.
-
-    At each length the run counts whose step was fastest there: others on the machine only add to it.
-    """
+    """Milliseconds of a step around each length, of attention, and of the rest; and by how much the rest grows."""
     from vllm_triton import LLM
 
     num_blocks = 1 + math.ceil(num_tokens / w.BLOCK_SIZE)
     llm = LLM(model, dtype=engine.DTYPE, max_model_len=num_tokens, num_kv_blocks=num_blocks, block_size=w.BLOCK_SIZE)
     attention = AttentionAlone(llm)
-    runs = [at_lengths(measure_run(llm, attention, num_tokens), num_tokens) for _ in range(repeats)]
-    fastest = [min(points, key=lambda point: point.step_ms) for points in zip(*runs, strict=True)]
-    lengths = [point.length for point in fastest]
+    runs = [measure_run(llm, attention, num_tokens) for _ in range(repeats)]
+    points = at_lengths(list(itertools.chain(*runs)), num_tokens)
+    lengths = [point.length for point in points]
     names = ("step_ms", "attention_ms", "rest_ms", "python_ms")
     return {
         "model": Path(model).name,
         "dtype": engine.DTYPE,
         "runs": repeats,
         "length": lengths,
-        **{name: [round(getattr(point, name), 3) for point in fastest] for name in names},
-        "rest_growth": round(growth(lengths, [point.rest_ms for point in fastest]), 3),
-        "python_growth": round(growth(lengths, [point.python_ms for point in fastest]), 3),
+        **{name: [round(getattr(point, name), 3) for point in points] for name in names},
+        "rest_growth": round(growth(lengths, [point.rest_ms for point in points]), 3),
+        "python_growth": round(growth(lengths, [point.python_ms for point in points]), 3),
     }
 
 
@@ -127,11 +124,15 @@ def measure_run(llm: Any, attention: Callable[[int], float], num_tokens: int) ->
 
 
 def at_lengths(points: Sequence[Point], num_tokens: int) -> list[Point]:
-    """For each multiple of EACH_LENGTH the medians of the points around it, at most half that far away."""
+    """For each multiple of EACH_LENGTH medians of the points around it, at most half that far away.
+
+    The fifth of them counts whose steps were fastest: others on the machine only add to a step's time.
+    """
     found = []
     for length in range(EACH_LENGTH, num_tokens + 1, EACH_LENGTH):
         near = [point for point in points if abs(point.length - length) <= EACH_LENGTH // 2]
-        fields = zip(*map(dataclasses.astuple, near), strict=True)
+        fastest = sorted(near, key=lambda point: point.step_ms)[: max(len(near) // 5, 1)]
+        fields = zip(*map(dataclasses.astuple, fastest), strict=True)
         found.append(Point(*map(statistics.median, fields)))
     return found
 

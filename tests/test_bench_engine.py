@@ -134,13 +134,16 @@ def test_exponent_of_powers(bench):
     assert bench.scaling.exponent(xs, [3 * x**1.5 for x in xs]) == pytest.approx(1.5)
 
 
-def test_points_are_medians_of_those_around_a_length(bench):
+def test_points_are_those_around_a_length_that_were_fastest(bench):
     point, each = bench.scaling.Point, bench.scaling.EACH_LENGTH
-    points = [point(length, 5.0 + length // 1500, 1.0, 0.5) for length in range(32, 2 * each + 1, 32)]
-    points[31] = point(each, 1e9, 1.0, 0.5)  # one that was disturbed
-    first, second = bench.scaling.at_lengths(points, 2 * each)
-    assert (first.length, first.step_ms, first.rest_ms) == (each, 5, 4)
-    assert (second.step_ms, second.rest_ms, second.python_ms) == (6, 5, 0.5)
+
+    def around(length: int, step_ms: float) -> list:
+        quick = [point(length + offset, step_ms, 1.0, 0.5) for offset in (-32, 0, 32)]
+        return quick + [point(length + offset, 3 * step_ms, 2.0, 0.9) for offset in range(-256, 256, 40)]
+
+    first, second = bench.scaling.at_lengths(around(each, 5.0) + around(2 * each, 6.0), 2 * each)
+    assert first == point(each, 5.0, 1.0, 0.5) and first.rest_ms == 4
+    assert second == point(2 * each, 6.0, 1.0, 0.5) and second.rest_ms == 5
 
 
 def test_a_block_of_steps_shows_what_one_of_them_costs(bench):

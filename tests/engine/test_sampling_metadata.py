@@ -53,9 +53,11 @@ def test_another_request_in_the_same_row():
 
 
 def test_another_size_and_fewer_rows():
-    steps = Steps(_request("a", seed=1), _request("b", seed=2, temperature=0.5))
+    steps = Steps(*(_request(name, seed=1) for name in "abcd"))
+    steps.metadata()
+    steps.batch.apply(SchedulerOutput(removed_request_ids=["c", "d"]))
     steps.metadata(size=2)
-    steps.metadata(size=4)
+    steps.metadata(size=4)  # rows 2 and 3 still held the temperatures of c and d
     steps.metadata(rows=[1], size=1)
     steps.metadata(size=4)
 
