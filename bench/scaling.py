@@ -69,7 +69,7 @@ def measure_tokens(model: str, num_tokens: int, repeats: int) -> dict[str, Any]:
     attention = AttentionAlone(llm)
     runs = [measure_run(llm, attention, num_tokens) for _ in range(repeats)]
     points = at_lengths(list(itertools.chain(*runs)), num_tokens)
-    lengths = [point.length for point in points]
+    lengths = [round(point.length) for point in points]
     names = ("step_ms", "attention_ms", "rest_ms", "python_ms")
     return {
         "model": Path(model).name,
