@@ -3,7 +3,7 @@
 usage: python bench/scaling.py [--model PATH] [--tokens N] [--repeats N] [--output STEM]
     --model    a Hugging Face folder; by default the demo model in bfloat16
     --tokens   length that one request grows to, default 8192; at most the model's context
-    --repeats  runs of that request, default 2
+    --repeats  runs of that request, default 3
     --output   writes STEM.json and STEM.png, default bench/results/scaling
 
 Two promises are measured:
@@ -43,7 +43,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model")
     parser.add_argument("--tokens", type=int, default=8192)
-    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--output", default=str(Path(__file__).parent / "results" / "scaling"))
     args = parser.parse_args()
     if args.tokens < 2 * EACH_LENGTH:
@@ -226,7 +226,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
     for name in ("step", "attention", "rest", "python"):
         left.plot(tokens["length"], tokens[f"{name}_ms"], marker="o", label=name)
     left.set(xlabel="tokens of the sequence", ylabel="ms per token", ylim=(0, None))
-    left.set_title(f"One request, {tokens['model']}, {tokens['dtype']}: the rest grows x {tokens['rest_growth']:.2f}")
+    left.set_title(f"One request: the rest ends at {tokens['rest_growth']:.2f} times its beginning")
     for name in ("schedule", "update"):
         right.plot(running["requests"], running[f"{name}_us"], marker="o", label=name)
     linear = [running["schedule_us"][-1] * count / running["requests"][-1] for count in running["requests"]]
@@ -236,7 +236,8 @@ def draw(result: dict[str, Any], path: Path) -> None:
     for axes in (left, right):
         axes.legend()
         axes.grid(alpha=0.3)
-    figure.suptitle(f"{result['machine']}, {result['threads']} threads, commit {result['commit']}", fontsize=9)
+    where = f"{result['machine']}, {result['threads']} threads, commit {result['commit']}"
+    figure.suptitle(f"{tokens['model']}, {tokens['dtype']}, {where}", fontsize=9)
     figure.savefig(path, dpi=110, metadata={"Software": None})
 
 
