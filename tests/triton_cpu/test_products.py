@@ -34,3 +34,39 @@ def test_products_of_whole_numbers_are_exact(sizes, missing, turned, dtype):
         _product[(1,)](x, weight, out, m, n, k, stride, *sizes, turned)
         expected = x[:m, :k].float() @ (weight[:n, :k].float().T if turned else weight[:k, :n].float())
         assert torch.equal(out.float(), expected)
+
+
+@triton.jit
+def _whole_tile(
+    x_ptr, weight_ptr, out_ptr, m, n, k, stride, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, TURNED: tl.constexpr
+):
+    """As above, with all rows and columns of the result, of which those beyond m and n are products of zeros."""
+    rows, columns, depth = tl.arange(0, M), tl.arange(0, N), tl.arange(0, K)
+    x = tl.load(x_ptr + rows[:, None] * stride + depth, mask=(rows[:, None] < m) & (depth < k), other=0)
+    places = columns[None, :] * stride + depth[:, None] if TURNED else depth[:, None] * stride + columns[None, :]
+    weight = tl.load(weight_ptr + places, mask=(columns[None, :] < n) & (depth[:, None] < k), other=0)
+    ones = tl.full([M, N], 1, tl.int32 if x_ptr.dtype.element_ty == tl.int8 else tl.float32)
+    tl.store(out_ptr + rows[:, None] * N + columns, tl.dot(x, weight, ones, input_precision="ieee"))
+
+
+NOT_FINITE = [None, (float("inf"), 0), (float("-inf"), 1), (float("nan"), 0), (float("nan"), 1)]
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.int8])
+@pytest.mark.parametrize("existing", [(1, 128, 64), (5, 40, 64), (9, 1, 50), (64, 33, 64), (64, 128, 7)])
+def test_what_meets_a_tile_s_missing_rows_is_multiplied_by_zero(existing, dtype, turned):
+    (m, n, k), (M, N, K) = existing, (64, 128, 64)
+    for special in NOT_FINITE[: 1 if dtype == torch.int8 else None]:
+        x, weight = torch.randint(-4, 5, (2, 128, 160)).to(dtype)
+        if special is not None:
+            value, operand = special
+            row, depth = min(2, (m, n)[operand] - 1), k - 1
+            place = (row, depth) if operand == 0 or turned else (depth, row)
+            (x, weight)[operand][place] = value
+        left, right = torch.zeros(M, K), torch.zeros(K, N)
+        left[:m, :k] = x[:m, :k]
+        right[:k, :n] = weight[:n, :k].T if turned else weight[:k, :n]
+        out = torch.empty(M, N, dtype=torch.int32 if dtype == torch.int8 else torch.float32)
+        _whole_tile[(1,)](x, weight, out, m, n, k, 160, M, N, K, turned)
+        torch.testing.assert_close(out.float(), left @ right + 1, rtol=0, atol=0, equal_nan=True)

@@ -102,6 +102,14 @@ struct row_table {
     }
     return most;
   }
+  // Up to the last one that has elements.
+  TCPU_MEMBER int64_t rows() const {
+    int64_t used = ROWS;
+    while (used > 0 && count[used - 1] == 0) {
+      --used;
+    }
+    return used;
+  }
   // So many columns can be read afterwards.
   TCPU_MEMBER table<T> with_columns(int64_t columns) {
     alignas(64) static const T zeros[COLUMNS] = {};
@@ -136,8 +144,67 @@ TCPU_INLINE typename Table::operand with_columns(Table& operand, int64_t columns
   return operand.with_columns(columns);
 }
 
+// Rows that have to be multiplied, of SIZE: whole blocks, so that no code for parts of them is needed.
+template <int SIZE, int BLOCK, class T>
+TCPU_INLINE int64_t rows_in_use(const plain<T>&) {
+  return SIZE;
+}
+template <int SIZE, int BLOCK, class Table>
+TCPU_INLINE int64_t rows_in_use(const Table& operand) {
+  return SIZE % BLOCK == 0 ? (operand.rows() + BLOCK - 1) / BLOCK * BLOCK : SIZE;
+}
+
+// The bits that only NaN and infinity have all of.
+template <class T>
+constexpr auto not_finite() {
+  if constexpr (std::is_same_v<T, double>) {
+    return (uint64_t)0x7ff0000000000000;
+  } else if constexpr (std::is_same_v<T, float>) {
+    return (uint32_t)0x7f800000;
+  } else if constexpr (std::is_same_v<T, bf16>) {
+    return (uint16_t)0x7f80;
+  } else if constexpr (std::is_same_v<T, f16>) {
+    return (uint16_t)0x7c00;
+  } else {
+    return (uint8_t)(std::is_same_v<T, f8e5m2> ? 0x7c : 0x7f);
+  }
+}
+
+// Whether zeros times a row of an operand, or times a column where it is transposed, are NaN.
+template <bool IS_COLUMN, class Operand>
+static bool spoils_zeros(Operand operand, int64_t number, int64_t depth) {
+  using T = typename Operand::type;
+  constexpr auto MASK = not_finite<T>();
+  auto largest = (decltype(not_finite<T>()))0;
+  const T* row = IS_COLUMN ? nullptr : operand.row(number);
+  for (int64_t k = 0; k < depth; ++k) {
+    auto bits = largest;
+    memcpy(&bits, IS_COLUMN ? operand.row(k) + number : row + k, sizeof bits);
+    bits &= MASK;
+    largest = bits > largest ? bits : largest;
+  }
+  return largest == MASK;
+}
+
+// What zeros make of the rows of c from m on and of its columns from n on: NaN where they meet an infinity or a NaN.
+template <bool A_TRANSPOSED, bool B_TRANSPOSED, class C, class Left, class Right>
+static void spread_nan(C* c, Left left, Right right, int64_t m, int64_t rows, int64_t n, int64_t ldc, int64_t depth,
+                       int64_t columns) {
+  for (int64_t j = 0; m < rows && j < columns; ++j) {
+    for (int64_t i = spoils_zeros<!B_TRANSPOSED>(right, j, depth) ? m : rows; i < rows; ++i) {
+      c[i * ldc + j] = C(__builtin_nan(""));
+    }
+  }
+  for (int64_t i = 0; n < ldc && i < m; ++i) {
+    for (int64_t j = spoils_zeros<A_TRANSPOSED>(left, i, depth) ? n : ldc; j < ldc; ++j) {
+      c[i * ldc + j] = C(__builtin_nan(""));
+    }
+  }
+}
+
 // c [M, N] += a [M, K] b [K, N]; c contiguous, a and b a `plain` tile or a `row_table`. A transposed operand lies in
-// memory with its axes exchanged.
+// memory with its axes exchanged. Rows of a tile's end that do not exist are zeros, whose products are not computed: they
+// are zero, or NaN where an infinity or a NaN meets them.
 template <int M, int N, int K, bool A_TRANSPOSED, bool B_TRANSPOSED, class C, class A, class B>
 TCPU_INLINE void dot(C* c, A&& a, B&& b) {
   const int64_t b_columns = columns_of(b);
@@ -149,8 +216,17 @@ TCPU_INLINE void dot(C* c, A&& a, B&& b) {
     depth = K;
   }
   const int64_t columns = B_TRANSPOSED ? N : b_columns;
-  dot_any<M, N>(c, N, with_columns(a, depth), A_TRANSPOSED, with_columns(b, B_TRANSPOSED ? depth : columns),
-                B_TRANSPOSED, M, N, depth, columns);
+  const auto left = with_columns(a, depth);
+  const auto right = with_columns(b, B_TRANSPOSED ? depth : columns);
+  using Left = std::remove_const_t<decltype(left)>;
+  using Right = std::remove_const_t<decltype(right)>;
+  using Format = typename choose_format<typename Left::type, typename Right::type, C>::type;
+  const int64_t m = A_TRANSPOSED ? M : rows_in_use<M, rows_at_a_time(M, DOT_ROWS)>(a);
+  const int64_t n = B_TRANSPOSED ? rows_in_use<N, PANEL<Format>>(b) : N;
+  dot_any<M, N>(c, N, left, A_TRANSPOSED, right, B_TRANSPOSED, m, n, depth, B_TRANSPOSED ? n : columns);
+  if (!std::is_integral_v<C> && (m < M || n < N)) {
+    spread_nan<A_TRANSPOSED, B_TRANSPOSED>(c, left, right, m, M, n, N, depth, columns);
+  }
 }
 
 #define TCPU_SCALAR_COMPARE(NAME, CONDITION)  \
