@@ -7,6 +7,7 @@ import importlib.machinery
 import importlib.util
 import logging
 import sysconfig
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from vllm_triton.compile.triton_cpu.errors import CompileError
 logger = logging.getLogger(__name__)
 
 _MODULE = "triton_cpu_launcher"
+_building = threading.Lock()
 _FLAGS = ("-O2", "-pthread")
 _POINTER = ctypes.c_void_p
 _SLOTS = ctypes.POINTER(ctypes.c_uint64)
@@ -38,7 +40,7 @@ _PROTOTYPES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "triton_cpu_list_delete": (None, (_POINTER,)),
     "triton_cpu_list_length": (ctypes.c_size_t, (_POINTER,)),
     "triton_cpu_list_append": (None, (_POINTER, _POINTER, _SLOTS, ctypes.c_size_t, *_GRID)),
-    "triton_cpu_list_extend": (None, (_POINTER, _POINTER)),
+    "triton_cpu_list_extend": (None, (_POINTER, _POINTER, ctypes.c_size_t, ctypes.c_size_t)),
     "triton_cpu_list_replay": (ctypes.c_bool, (_POINTER, ctypes.c_int, _REPORT)),
     "triton_cpu_recorder": (_POINTER, ()),
     "triton_cpu_record": (None, (_POINTER,)),
@@ -51,7 +53,7 @@ def native() -> ctypes.CDLL:
 
     Raises: CompilerNotFoundError, CompileError.
     """
-    path, _ = _built()
+    path, _ = built()
     library = ctypes.CDLL(str(path))
     for name, (result, arguments) in _PROTOTYPES.items():
         function = getattr(library, name)
@@ -65,7 +67,7 @@ def extension() -> Any | None:
 
     Raises: CompilerNotFoundError, CompileError.
     """
-    path, is_module = _built()
+    path, is_module = built()
     if not is_module:
         return None
     loader = importlib.machinery.ExtensionFileLoader(_MODULE, str(path))
@@ -76,9 +78,17 @@ def extension() -> Any | None:
     return module
 
 
+def built() -> tuple[Path, bool]:
+    """The library, and whether it is a Python module too.
+
+    Raises: CompilerNotFoundError, CompileError.
+    """
+    with _building:  # one thread builds it, others wait
+        return _build()
+
+
 @functools.cache
-def _built() -> tuple[Path, bool]:
-    """The library, and whether it is a Python module too."""
+def _build() -> tuple[Path, bool]:
     sources = [toolchain.BACKEND_FOLDER / "native" / name for name in ("launcher.cpp", "extension.cpp")]
     if settings.launcher() == "ctypes":
         return _cached(sources[:1], _FLAGS), False

@@ -32,9 +32,9 @@ _COMPILER_NAMES = {"bmi1": "bmi"}
 # Speed without giving up IEEE: NaN and infinity keep their meaning, so no -ffast-math.
 # psabi: vectors wider than a register are passed by inlining alone.
 # wrapv: integers wrap in Triton.
-_BINARY_NAME = "kernel.so"
 _KERNEL_FLAGS = ("-O3", "-fno-math-errno", "-fno-trapping-math", "-fwrapv", "-Wno-psabi")
 _COMMON_FLAGS = ("-std=c++17", "-pipe", "-fPIC", "-shared", "-fvisibility=default")
+_BINARY_NAME = "kernel.so"
 
 
 @dataclass(frozen=True)
