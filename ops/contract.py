@@ -133,6 +133,8 @@ class Contract:
         arrange: (inputs, dims, generator) -> None fills in inputs that depend on one another.
         rows: the size along which calls are independent: permuting or splitting it permutes or splits the results.
         uses_dot: the Triton kernel uses tl.dot, whose interpreter multiplies bfloat16 operands wrongly.
+        uses_kv_cache: it reads or writes the KV cache; a traced forward is cut at these ops.
+        inlineable: a compiler that fuses ops may take the reference instead, which is torch calls it can fuse.
     """
 
     name: str
@@ -146,6 +148,8 @@ class Contract:
     arrange: Callable[[dict[str, Any], Dims, torch.Generator], None] | None = None
     rows: str | None = None
     uses_dot: bool = False
+    uses_kv_cache: bool = False
+    inlineable: bool = False
 
     @cached_property
     def schema(self) -> str:
@@ -168,6 +172,12 @@ class Contract:
     @property
     def mutated(self) -> list[str]:
         return [name for name, arg in self.tensors.items() if arg.mutated]
+
+    def outputs(self, values: tuple[Any, ...], results: Any) -> tuple[torch.Tensor, ...]:
+        """What a call with these arguments returned, then the arguments that it wrote into."""
+        returned = results if isinstance(results, tuple) else () if results is None else (results,)
+        named = dict(zip(self.args, values, strict=True))
+        return *returned, *(named[name] for name in self.mutated)
 
     def bind(self, values: tuple[Any, ...]) -> Dims:
         """The sizes that these arguments fix, without checking them."""

@@ -20,6 +20,7 @@ class Platform:
         op_priority: the same for single ops whose best differs.
         default_dtype: for checkpoints that do not say.
         kv_cache_fraction: share of the free memory, after the weights, that the KV cache takes by default.
+        compile_backend: what runs the pieces of a compiled forward by default (compile/pieces/compilers.py).
     """
 
     name: str
@@ -28,6 +29,7 @@ class Platform:
     default_dtype: torch.dtype
     kv_cache_fraction: float
     op_priority: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    compile_backend: str = "eager"
 
     def order(self, op: str) -> tuple[str, ...]:
         order = self.op_priority.get(op, self.priority)

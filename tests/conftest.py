@@ -1,6 +1,7 @@
 """Settings that must stand before torch and triton are imported."""
 
 import os
+import tempfile
 
 # Kernels run in Triton's interpreter here; tests that need the compiler start a process of their own.
 os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -8,8 +9,11 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# Shared by the processes of one run, and gone with it.
+_cache = tempfile.TemporaryDirectory(prefix="vllm_triton-tests-")
+os.environ.setdefault("VLLM_TRITON_CACHE", _cache.name)
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, settings  # noqa: E402
 
 settings.register_profile(
     "project", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]

@@ -1,6 +1,7 @@
 """The one file that reads the environment."""
 
 import os
+from pathlib import Path
 
 
 def kernels() -> str:
@@ -16,3 +17,11 @@ def graph_check() -> bool:
 def log_level() -> str:
     """VLLM_TRITON_LOG_LEVEL: DEBUG, INFO (default), WARNING or ERROR."""
     return os.environ.get("VLLM_TRITON_LOG_LEVEL", "INFO").upper()
+
+
+def cache_folder() -> Path:
+    """VLLM_TRITON_CACHE: where compiled forwards are kept; by default a folder in the user's cache."""
+    given = os.environ.get("VLLM_TRITON_CACHE")
+    if given:
+        return Path(given)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vllm_triton"

@@ -23,6 +23,7 @@ from vllm_triton.ops.rms_norm.op import EPS
         "llama-3-8b": {"T": 256, "E": 4096},
     },
     rows="T",
+    inlineable=True,
 )
 def fused_add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float

@@ -57,6 +57,7 @@ def _full_batch(num_sequences: int, queries: int, blocks: int, heads: int, kv_he
     },
     arrange=arrange_batch,
     uses_dot=True,
+    uses_kv_cache=True,
 )
 def paged_attention(
     out: torch.Tensor,

@@ -39,6 +39,7 @@ def _test_dims(pick: Any) -> Dims:
         "smollm2 prefill": {"T": 1024, "P": 512, "S": 16, "G": 3, "D": 64},
         "llama-3-8b": {"T": 256, "P": 512, "S": 16, "G": 8, "D": 128},
     },
+    uses_kv_cache=True,
 )
 def reshape_and_cache(
     key: torch.Tensor,

@@ -21,6 +21,7 @@ EPS = Scalar(float, "be greater than 0", lambda eps: eps > 0, example=1e-5)
         "qwen3-0.6b query prefill": {"T": 512, "H": 16, "E": 128},
     },
     rows="T",
+    inlineable=True,
 )
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Root-mean-square layer normalisation of each row, or of each head of a row.

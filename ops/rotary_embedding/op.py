@@ -52,6 +52,7 @@ def _bytes(dims: Dims, itemsize: int) -> int:
     },
     arrange=_either_layout,
     rows="T",
+    inlineable=True,
 )
 def rotary_embedding(
     positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor, cos_sin: torch.Tensor, interleaved: bool

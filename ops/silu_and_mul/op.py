@@ -17,6 +17,7 @@ from vllm_triton.ops.silu_and_mul.reference import silu_and_mul_reference
         "llama-3-8b": {"T": 256, "I": 14336},
     },
     rows="T",
+    inlineable=True,
 )
 def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
     """The gated activation of a feed-forward layer: the first half of each row, through SiLU, gates the second.

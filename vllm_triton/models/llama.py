@@ -78,8 +78,8 @@ class Attention(nn.Module):
             query, key = self.q_norm.alone(query), self.k_norm.alone(key)
         query, key = ops.rotary_embedding(positions, query, key, cos_sin, False)
         key_cache, value_cache = kv_cache
-        ops.reshape_and_cache(key, value, key_cache, value_cache, attention.slot_mapping)
         out = torch.empty_like(query)
+        ops.reshape_and_cache(key, value, key_cache, value_cache, attention.slot_mapping)
         ops.paged_attention(
             out,
             query,

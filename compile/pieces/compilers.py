@@ -1,0 +1,134 @@
+"""What makes a piece run: the ops' own kernels, one call each, or code that torch's inductor writes for all of it."""
+
+import linecache
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Protocol
+
+import torch
+
+from vllm_triton.compile.pieces.ranges import CompileRange
+from vllm_triton.compile.pieces.source import TOKENS, Dim, Function, TensorSpec
+from vllm_triton.ops.registry import OPS
+
+Runnable = Callable[..., tuple[torch.Tensor, ...]]  # (T, *inputs, *constants)
+
+
+class PieceCompiler(Protocol):
+    """Of the command line's --compile-backend.
+
+    Attributes:
+        name: by which it is chosen.
+        launches_only: what it makes of a piece whose ops launch Triton kernels does nothing else, so that a CPU can
+            capture it.
+    """
+
+    name: str
+    launches_only: bool
+
+    def key(self) -> dict[str, Any]:
+        """What shapes its results beside the pieces themselves."""
+        ...
+
+    def compile(self, piece: Function, sizes: CompileRange, folder: Path) -> tuple[Runnable, str]:
+        """The piece for so many tokens, and a handle for `load`: the name of a file in the folder, or ""."""
+        ...
+
+    def load(self, piece: Function, handle: str, folder: Path) -> Runnable:
+        """What compile returned, in another process. Raises: any exception where the file cannot be used."""
+        ...
+
+
+class EagerCompiler:
+    """Calls one op after the other: each is its own kernel."""
+
+    name = "eager"
+    launches_only = True
+
+    def key(self) -> dict[str, Any]:
+        return {}
+
+    def compile(self, piece: Function, sizes: CompileRange, folder: Path) -> tuple[Runnable, str]:
+        return self.load(piece, "", folder), ""
+
+    def load(self, piece: Function, handle: str, folder: Path) -> Runnable:
+        return define(piece.name, piece.text, chosen_implementations())
+
+
+class InductorCompiler:
+    """torch's inductor fuses what lies between the opaque ops; inlineable ops are what their references compute."""
+
+    name = "inductor"
+    launches_only = False
+
+    def key(self) -> dict[str, Any]:
+        from torch._inductor.codecache import CacheBase
+
+        return {"inductor": CacheBase.get_system()["hash"]}
+
+    def compile(self, piece: Function, sizes: CompileRange, folder: Path) -> tuple[Runnable, str]:
+        from torch._inductor import standalone_compile
+
+        module, examples = _traced(piece, sizes)
+        artifact = standalone_compile(module, examples, dynamic_shapes="from_graph")
+        handle = f"{piece.name}.{sizes}.inductor"
+        artifact.save(path=str(folder / handle), format="binary")
+        return _without_tokens(artifact), handle
+
+    def load(self, piece: Function, handle: str, folder: Path) -> Runnable:
+        from torch._inductor import CompiledArtifact
+
+        return _without_tokens(CompiledArtifact.load(path=str(folder / handle), format="binary"))
+
+
+COMPILERS: Mapping[str, Callable[[], PieceCompiler]] = {"eager": EagerCompiler, "inductor": InductorCompiler}
+
+
+def chosen_implementations() -> dict[str, Callable[..., Any]]:
+    """Of every op, the function that runs now; calling it checks nothing."""
+    return {name: op.implementation_now().function for name, op in OPS.items()}
+
+
+def define(name: str, text: str, ops: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
+    """The function that a text defines, with these functions for its ops."""
+    scope: dict[str, Any] = {"ops": SimpleNamespace(**ops), "aten": torch.ops.aten, "torch": torch}
+    file = f"<{name} {hash(text):x}>"
+    linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file  # tracebacks show its lines
+    exec(compile(text, file, "exec"), scope)
+    return scope[name]
+
+
+def _without_tokens(artifact: Callable[..., Any]) -> Runnable:
+    """Compiled code finds the number of tokens in its tensors."""
+    return lambda num_tokens, *tensors: tuple(artifact(*tensors))
+
+
+def _traced(piece: Function, sizes: CompileRange) -> tuple[torch.fx.GraphModule, list[Any]]:
+    """The piece as torch calls and opaque ops, and tensors without values that it takes."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    from vllm_triton.compile.pieces.trace import Sizes
+
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    tokens = sizes.end if sizes.start == sizes.end else Sizes(mode.shape_env).of(TOKENS)
+    with mode:
+        examples = [_example(spec, tokens) for spec in piece.parameters]
+    ops = {name: op.reference if op.contract.inlineable else op.torch_op for name, op in OPS.items()}
+    function = define(piece.name, piece.text, ops)
+    with torch.no_grad():
+        return make_fx(lambda *tensors: function(tokens, *tensors))(*examples), examples
+
+
+def _example(spec: TensorSpec, tokens: Any) -> torch.Tensor:
+    def size(dim: Dim) -> Any:
+        return eval(dim, {TOKENS: tokens}) if isinstance(dim, str) else dim
+
+    return torch.empty_strided(
+        [size(dim) for dim in spec.shape],
+        [size(dim) for dim in spec.strides],
+        dtype=getattr(torch, spec.dtype),
+        device=spec.device,
+    )
