@@ -1,6 +1,7 @@
 """Tokens per second of the engine on three workloads, beside transformers and the machine's roof.
 
 usage: python bench/engine.py [--json] [--with-hf] [--model PATH] [--quantized] [--repeats N] [--kernels op=impl,...]
+                              [--compile-backend eager|inductor]
        python bench/engine.py --breakdown [--json] [--model PATH] [--quantized] [--kernels op=impl,...]
     --with-hf    measures transformers too, in the same run
     --breakdown  says where the time of a decode step goes, instead
@@ -69,6 +70,7 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument("--quantized", action="store_true")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--kernels", default="")
+    parser.add_argument("--compile-backend", help="eager or inductor; by default the platform's")
     parser.add_argument("--engine", choices=["ours", "hf", "breakdown"], help=argparse.SUPPRESS)
     return parser
 
@@ -76,6 +78,7 @@ def _arguments() -> argparse.ArgumentParser:
 def _in_process(engine: str, model: str, args: argparse.Namespace) -> dict[str, Any]:
     command = [sys.executable, __file__, "--engine", engine, "--model", str(model)]
     command += ["--repeats", str(args.repeats), "--kernels", args.kernels]
+    command += ["--compile-backend", args.compile_backend] if args.compile_backend else []
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -93,6 +96,7 @@ def measure_ours(args: argparse.Namespace) -> dict[str, Any]:
         num_kv_blocks=w.KV_BLOCKS,
         block_size=w.BLOCK_SIZE,
         kernels=parse_choices(args.kernels),
+        compile_backend=args.compile_backend,
         enable_prefix_caching=False,
     )
     startup = time.perf_counter() - start
@@ -129,6 +133,7 @@ def measure_breakdown(args: argparse.Namespace) -> dict[str, Any]:
         num_kv_blocks=w.BREAKDOWN_KV_BLOCKS,
         block_size=w.BLOCK_SIZE,
         kernels=parse_choices(args.kernels),
+        compile_backend=args.compile_backend,
     )
     result = {}
     for batch, new_tokens in w.BREAKDOWN.items():

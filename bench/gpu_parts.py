@@ -15,14 +15,16 @@ import torch
 
 import vllm_triton.ops  # noqa: F401  (fills the registry)
 from vllm_triton.compile.graphs.backend import Graph, GraphBackend, Stage, Tensors
-from vllm_triton.compile.graphs.checking import CheckedGraphs, GraphMismatchError
+from vllm_triton.compile.graphs.checking import CheckedGraphs, GraphMismatchError, ResultsAlone
 from vllm_triton.compile.graphs.modes import default_capture_sizes
+from vllm_triton.config import EngineConfig
 from vllm_triton.models.config import ModelConfig
 from vllm_triton.models.llama import LlamaForCausalLM
 from vllm_triton.ops.platforms import current_platform
 from vllm_triton.ops.registry import OPS, Op, Situation
 from vllm_triton.ops.testing import Pick, suite, timing
 from vllm_triton.runner.capture import graph_backend
+from vllm_triton.runner.compilation import compile_forward, compile_kernels
 from vllm_triton.runner.model_runner import DecodeState, ModelRunner
 from vllm_triton.sampling_params import SamplingParams
 from vllm_triton.scheduler.output import NewRequestData, SchedulerOutput
@@ -143,9 +145,24 @@ class Decoding:
         self.runner = ModelRunner(
             self.model, caches, torch.device(device), BLOCK_SIZE, max_num_seqs, max_num_seqs, max_model_len
         )
+        self._settings = EngineConfig(
+            "gpu_check", max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_seqs, max_model_len=max_model_len
+        )
         self._running: list[str] = []
 
-    def start(self, lengths: Sequence[int], **params: Any) -> None:
+    def compile(self, checked: bool = False) -> None:
+        """Runs the forward in pieces from now on. Args: checked: graphs of it are to be checked."""
+        selection = {name: op.implementation_now().name for name, op in OPS.items()}
+        caches, platform = self.runner.kv_caches, current_platform()
+        program = compile_forward(self.model, caches, self._settings, platform, selection)
+        compile_kernels(self.runner, program, platform, self._settings)
+        self.runner.use(program.through_dispatcher() if checked else program)
+
+    def prefill(self, num_tokens: int) -> None:
+        """Puts one request in place of those that run, and computes so many of its tokens."""
+        self.start([num_tokens], uncomputed=num_tokens, temperature=0.0)
+
+    def start(self, lengths: Sequence[int], uncomputed: int = 1, **params: Any) -> None:
         """Puts other requests in place of those that run, of so many tokens each, and computes their last ones."""
         ended, self._running = self._running, [str(index) for index in range(len(lengths))]
         draw = random.Random(0)
@@ -160,10 +177,10 @@ class Decoding:
                     params=SamplingParams(seed=index, **params),
                     stop_token_ids=frozenset(),
                     block_ids=list(range(first_block, first_block + self._max_blocks)),
-                    num_computed_tokens=length - 1,
+                    num_computed_tokens=length - uncomputed,
                 )
             )
-        self.runner.execute(self._output(removed_request_ids=ended, new_requests=requests))
+        self.runner.execute(self._output(uncomputed, removed_request_ids=ended, new_requests=requests))
 
     def step(self) -> None:
         """One more token for each request."""
@@ -181,9 +198,10 @@ class Decoding:
             taken.append(time.perf_counter() - start)
         return statistics.median(taken)
 
-    def _output(self, **fields: Any) -> SchedulerOutput:
-        scheduled = dict.fromkeys(self._running, 1)
-        return SchedulerOutput(num_scheduled_tokens=scheduled, total_num_scheduled_tokens=len(scheduled), **fields)
+    def _output(self, num_tokens: int = 1, **fields: Any) -> SchedulerOutput:
+        scheduled = dict.fromkeys(self._running, num_tokens)
+        total = num_tokens * len(scheduled)
+        return SchedulerOutput(num_scheduled_tokens=scheduled, total_num_scheduled_tokens=total, **fields)
 
 
 def _random_model(config: ModelConfig, device: str, max_positions: int) -> LlamaForCausalLM:
@@ -208,8 +226,9 @@ class CountedGraphs:
     def num_bytes(self) -> int:
         return self._backend.num_bytes
 
-    def capture(self, name: str, *stages: Stage) -> list["CountedGraph"]:
-        return [CountedGraph(self, graph) for graph in self._backend.capture(name, *stages)]
+    def capture(self, name: str, *stages: Stage) -> tuple[list["CountedGraph"], Tensors]:
+        graphs, results = self._backend.capture(name, *stages)
+        return [CountedGraph(self, graph) for graph in graphs], results
 
 
 class CountedGraph:
@@ -224,7 +243,8 @@ class CountedGraph:
 
 def check_replays(device: str, scale: Scale) -> Iterator[Row]:
     """Captures each default bucket of a tiny model, and compares replays with the same stages uncaptured, bit by bit:
-    full and as empty as they come, greedy, drawn, and with a penalty, which takes the logits of a graph.
+    full and as empty as they come, greedy, drawn, and with a penalty, which takes the logits of a graph. Then the same
+    for pieces of steps.
     """
     decoding = Decoding(TINY, device, scale.most_captured, max_model_len=128)
     sizes = default_capture_sizes(scale.most_captured)
@@ -248,6 +268,27 @@ def check_replays(device: str, scale: Scale) -> Iterator[Row]:
         except GraphMismatchError as error:  # the row says so, and the next bucket may be right
             row["error"] = str(error)
         yield row | {"equal_replays": backend.num_replays - ("error" in row)}
+    yield from _check_pieces(decoding, sizes)
+
+
+def _check_pieces(decoding: Decoding, sizes: Sequence[int]) -> Iterator[Row]:
+    """Prompts of all lengths that a bucket takes; of one token they are whole steps, which are checked before."""
+    decoding.compile(checked=True)
+    backend = CountedGraphs(CheckedGraphs(graph_backend(current_platform()), ResultsAlone()))
+    decoding.runner.capture_pieces(backend, sizes)
+    num_pieces = decoding.config.num_layers + 1
+    for below, size in itertools.pairwise([1, *sizes[1:]]):
+        row: Row = {"what": f"pieces of {size} tokens"}
+        backend.num_replays = 0
+        lengths = {below + 1, size}
+        try:
+            for length in lengths:
+                decoding.prefill(length)
+            if backend.num_replays != len(lengths) * num_pieces:
+                row["error"] = f"{backend.num_replays} of {len(lengths) * num_pieces} pieces ran captured"
+        except GraphMismatchError as error:  # the row says so, and the next bucket may be right
+            row["error"] = str(error)
+        yield row | {"equal_replays": backend.num_replays - ("error" in row)}
 
 
 def compare_levels(device: str, scale: Scale) -> Iterator[Row]:
@@ -255,6 +296,7 @@ def compare_levels(device: str, scale: Scale) -> Iterator[Row]:
     counts = scale.speed_counts
     decoding = Decoding(scale.speed_model, device, max(counts), _longest(scale))
     eager = {count: decoding.median_seconds(count, scale.context) for count in counts}
+    decoding.compile()
     decoding.runner.capture_decoding(graph_backend(current_platform()), counts)
     for count in counts:
         captured = decoding.median_seconds(count, scale.context)
@@ -272,6 +314,7 @@ def compare_with_floor(device: str, scale: Scale) -> Iterator[Row]:
     yield {"what": "copy", "gb_s": round(bandwidth / 1e9, 1)}
     counts = scale.floor_counts
     decoding = Decoding(scale.floor_model, device, max(counts), _longest(scale))
+    decoding.compile()
     decoding.runner.capture_decoding(graph_backend(current_platform()), counts)
     model, config = decoding.model, decoding.config
     weights = sum(parameter.nbytes for parameter in model.parameters())

@@ -172,7 +172,7 @@ class AttentionAlone:
             return ()
 
         with torch.inference_mode():
-            [self._graph] = CpuGraphs().capture("attention", attend)
+            [self._graph], _ = CpuGraphs().capture("attention", attend)
 
     def __call__(self, length: int) -> float:
         self._seq_lens.fill_(length)

@@ -103,11 +103,6 @@ def compiling_ahead(num_workers: int) -> Iterator[None]:
             _launches.are_dry = False
 
 
-def is_compiling_ahead() -> bool:
-    """Whether this thread is in such a block, so that what it calls computes nothing."""
-    return _launches.are_dry
-
-
 @dataclass(frozen=True)
 class _Known:
     """What `launch` knows of a kernel.

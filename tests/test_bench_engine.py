@@ -154,7 +154,7 @@ def test_a_block_of_steps_shows_what_one_of_them_costs(bench):
 
 def test_resident_memory_is_that_of_this_process(bench):
     before = bench.roof.resident_bytes()
-    block = torch.ones(64 * 2**20, dtype=torch.uint8)
+    block = torch.ones(256 * 2**20, dtype=torch.uint8)  # far above what is freed meanwhile
     grown = bench.roof.resident_bytes() - before
     assert block.nbytes * 0.9 < grown < block.nbytes * 1.5
 
@@ -174,7 +174,6 @@ def test_the_committed_figures_name_their_machine_and_commit():
 
 
 def test_the_picture_is_drawn(bench, tmp_path):
-    pytest.importorskip("matplotlib", reason="matplotlib draws: pip install 'vllm_triton[bench]'")
     figures = json.loads((BENCH / "results" / "scaling.json").read_text())
     bench.scaling.draw(figures, tmp_path / "scaling.png")
     assert (tmp_path / "scaling.png").read_bytes().startswith(b"\x89PNG")

@@ -8,6 +8,7 @@ from vllm_triton.errors import ConfigError
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 LOAD_FORMATS = ("auto", "dummy")
+COMPILE_BACKENDS = ("eager", "inductor")
 CUDAGRAPH_MODES = tuple(mode.value for mode in CudagraphMode)
 SCHEDULING_POLICIES = ("fcfs", "priority")
 DTYPE_ALIASES = {"float": "float32", "half": "float16", "bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
@@ -30,12 +31,17 @@ class EngineConfig:
         scheduling_policy: "fcfs" or "priority".
         seed: of the draws of requests without a seed, and of dummy weights.
         kernels: op name -> implementation name.
-        optimization_level: 0..3, the default of the next setting: 0 captures nothing, 1 pieces, 2 and 3 also whole
-            steps of decoding. None takes 2.
+        optimization_level: 0..3: 0 runs the model as it is, 1 compiles the forward in pieces and captures them, 2 and 3
+            capture whole steps of decoding as well. None takes 2. Settings below win over it.
         cudagraph_mode: which graphs are captured: "none", "piecewise", "full" or "full_and_piecewise". What the device
             or an implementation cannot do is left out, and the log says so.
-        cudagraph_capture_sizes: numbers of requests to capture decoding for, up to max_num_seqs; None takes 1, 2, 4 and
-            the multiples of 8.
+        cudagraph_capture_sizes: numbers of tokens to capture steps for, and so of requests that decode, up to
+            max_num_seqs; None takes 1, 2, 4 and the multiples of 8.
+        compile_backend: what runs the pieces of the forward: "eager", one kernel an op, or "inductor"; None takes the
+            platform's default.
+        compile_ranges: last numbers of tokens of ranges that pieces are compiled for; the last range ends at
+            max_num_batched_tokens.
+        compile_sizes: exact numbers of tokens that pieces are compiled for beside the ranges.
         load_format: "auto", or "dummy" for random weights.
         skip_tokenizer_init: takes and returns token ids only.
     Raises: ConfigError, which names the setting.
@@ -56,6 +62,9 @@ class EngineConfig:
     optimization_level: int | None = None
     cudagraph_mode: str | None = None
     cudagraph_capture_sizes: list[int] | None = None
+    compile_backend: str | None = None
+    compile_ranges: list[int] = field(default_factory=list)
+    compile_sizes: list[int] = field(default_factory=list)
     load_format: str = "auto"
     skip_tokenizer_init: bool = False
 
@@ -85,6 +94,15 @@ class EngineConfig:
                 raise ConfigError(
                     f"cudagraph_capture_sizes must be at most max_num_seqs={self.max_num_seqs}, got {size}"
                 )
+        if self.compile_backend is not None:
+            _one_of("compile_backend", self.compile_backend, COMPILE_BACKENDS)
+        for name in ("compile_ranges", "compile_sizes"):
+            for size in getattr(self, name):
+                _at_least(name, size, 1)
+                if size > self.max_num_batched_tokens:
+                    raise ConfigError(
+                        f"{name} must be at most max_num_batched_tokens={self.max_num_batched_tokens}, got {size}"
+                    )
         if not isinstance(self.kernels, dict):
             raise ConfigError(f"kernels must map op names to implementation names, got {self.kernels!r}")
 

@@ -49,6 +49,11 @@ class Arena:
                 return torch.from_numpy(block[offset:]).view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
         raise ValueError("the tensor does not lie in this arena")
 
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether the tensor lies in here."""
+        address = tensor.data_ptr()
+        return any(0 <= address - block.ctypes.data < block.nbytes for block in self._blocks)
+
     def _take(self, num_bytes: int) -> int:
         place = bisect.bisect_left(self._free, (num_bytes, -1))
         if place < len(self._free):

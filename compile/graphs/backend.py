@@ -10,7 +10,7 @@ Stage = Callable[..., Tensors]
 
 
 class CaptureError(RuntimeError):
-    """A region cannot be captured on a GPU: names the graph and the line."""
+    """A region cannot be captured: names the graph, the call and the line."""
 
 
 class Graph(Protocol):
@@ -29,13 +29,14 @@ class GraphBackend(Protocol):
         """What that memory takes."""
         ...
 
-    def capture(self, name: str, *stages: Stage) -> Sequence[Graph]:
+    def capture(self, name: str, *stages: Stage) -> tuple[Sequence[Graph], Tensors]:
         """Captures what stages do to fixed addresses. Kernels that are missing are compiled.
 
         Args:
             name: for errors.
             stages: each takes what the one before it returned; the first takes nothing.
-        Returns: a graph of the first stage, one of the first two, and so on.
-        Raises: CaptureError, on a CPU RecordingError.
+        Returns: a graph of the first stage, one of the first two, and so on; and what the last stage returned, whose
+            memory the next capture may take for other things once these tensors are gone.
+        Raises: CaptureError, which names what cannot be captured.
         """
         ...

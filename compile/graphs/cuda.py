@@ -15,7 +15,6 @@ import torch
 
 from vllm_triton.compile.graphs.backend import CaptureError, Stage, Tensors
 from vllm_triton.compile.graphs.watching import WatchedCalls, calling_line, raising_line
-from vllm_triton.ops.launch import is_compiling_ahead
 
 _aten = torch.ops.aten
 _COPIES = {_aten._to_copy.default, _aten.copy_.default}
@@ -64,10 +63,8 @@ class CudaGraphs:
         """What captures took of the device's free memory, the driver's part with it."""
         return self._num_bytes
 
-    def capture(self, name: str, *stages: Stage) -> list[CudaGraph]:
+    def capture(self, name: str, *stages: Stage) -> tuple[list[CudaGraph], Tensors]:
         """Runs the stages once, then captures them, without running. Kernels that are missing are compiled.
-
-        Inside `compiling_ahead` the graphs are empty.
 
         Raises: CaptureError, which names the call that reads a value on the host, or what else the driver refuses; what
             the stages raise when they run.
@@ -77,13 +74,11 @@ class CudaGraphs:
             with HostReads(name):
                 for stage in stages:
                     outputs = stage(*outputs)
-            if is_compiling_ahead():
-                return [CudaGraph((), ()) for _ in stages]
             del outputs
             with _without_garbage_collection():
                 return self._capture(name, stages)
 
-    def _capture(self, name: str, stages: Sequence[Stage]) -> list[CudaGraph]:
+    def _capture(self, name: str, stages: Sequence[Stage]) -> tuple[list[CudaGraph], Tensors]:
         free_before = self._cuda.mem_get_info(self._device)[0]
         graphs: list[Any] = []
         outputs: list[Tensors] = []  # held until the end, so that no stage overwrites what one before it returned
@@ -91,7 +86,8 @@ class CudaGraphs:
             graphs.append(self._cuda.CUDAGraph())
             outputs.append(self._capture_stage(name, graphs[-1], stage, outputs[-1] if outputs else ()))
         self._num_bytes += max(free_before - self._cuda.mem_get_info(self._device)[0], 0)
-        return [CudaGraph(graphs[: end + 1], tuple(map(unowned, results))) for end, results in enumerate(outputs)]
+        made = [CudaGraph(graphs[: end + 1], tuple(map(unowned, results))) for end, results in enumerate(outputs)]
+        return made, outputs[-1]
 
     def _capture_stage(self, name: str, graph: Any, stage: Stage, arguments: Tensors) -> Tensors:
         # Calls that a capture forbids, such as allocating, are forbidden to this thread alone: others serve requests.

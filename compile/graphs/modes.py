@@ -6,6 +6,10 @@ A captured graph holds one shape: a step is padded to the nearest one, or runs a
 import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # torch takes a second to import, and the command line's --help needs the modes alone
+    from vllm_triton.compile.graphs.backend import GraphBackend
 
 
 class CudagraphMode(enum.Enum):
@@ -19,6 +23,10 @@ class CudagraphMode(enum.Enum):
     PIECEWISE = "piecewise"
     FULL = "full"
     FULL_AND_PIECEWISE = "full_and_piecewise"
+
+    @property
+    def has_pieces(self) -> bool:
+        return self in (CudagraphMode.PIECEWISE, CudagraphMode.FULL_AND_PIECEWISE)
 
     @property
     def has_full(self) -> bool:
@@ -48,10 +56,14 @@ class BatchDescriptor:
 
 @dataclass(frozen=True)
 class Dispatch:
-    """What a step runs as; the descriptor of its graph, to which it is padded, or of the step itself without one."""
+    """What a step runs as; the descriptor of its graph, to which it is padded, or of the step itself without one.
+
+    captures_into: where the step's graphs are still to be captured, the backend that does it.
+    """
 
     mode: RuntimeMode
     descriptor: BatchDescriptor
+    captures_into: "GraphBackend | None" = None
 
 
 class Dispatcher:

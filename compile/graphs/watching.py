@@ -11,6 +11,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from vllm_triton.ops.registry import NAMESPACE, OPS
 
+_aten = torch.ops.aten
+# Calls whose results hold what happened to be in memory.
+ALLOCATIONS = {
+    _aten.empty.memory_format,
+    _aten.empty_strided.default,
+    _aten.empty_like.default,
+    _aten.new_empty.default,
+    _aten.new_empty_strided.default,
+}
 _NOT_OURS = (Path(__file__).parent, Path(torch.__file__).parent, Path(triton.__file__).parent)
 
 
@@ -30,14 +39,27 @@ class WatchedCalls(TorchDispatchMode):
         return False
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        raise NotImplementedError
+        """In place of a torch call, whose results it returns."""
+        return func(*args, **kwargs)
+
+    def on_op(self, op: str, outputs: tuple[torch.Tensor, ...]) -> None:
+        """After an op: outputs are what it returned, then what it wrote into its arguments."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func.namespace == NAMESPACE:
-            with self:
-                return OPS[func._schema.name.partition("::")[2]].implementation_now()(*args, **kwargs)
-        return self.call(func, args, kwargs)
+        if func.namespace != NAMESPACE:
+            return self.call(func, args, kwargs)
+        op = OPS[func._schema.name.partition("::")[2]]
+        with self:
+            results = op.implementation_now()(*args, **kwargs)
+        self.on_op(op.name, op.contract.outputs(args, results))
+        return results
+
+
+def returns_views(func: Any) -> bool:
+    """Whether all that a torch call returns is its arguments' memory, unchanged."""
+    returns = func._schema.returns
+    return bool(returns) and all(each.alias_info is not None and not each.alias_info.is_write for each in returns)
 
 
 def calling_line() -> str:

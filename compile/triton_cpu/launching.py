@@ -65,9 +65,9 @@ class LaunchList:
         packed = (ctypes.c_uint64 * len(slots))(*slots)
         self._native.triton_cpu_list_append(self.handle, function, packed, len(slots), x, y, z)
 
-    def extend(self, other: "LaunchList") -> None:
-        """Adds the launches of another list behind its own."""
-        self._native.triton_cpu_list_extend(self.handle, other.handle)
+    def extend(self, other: "LaunchList", first: int = 0, last: int | None = None) -> None:
+        """Adds the launches of another list behind its own: all, or those from `first` up to `last`."""
+        self._native.triton_cpu_list_extend(self.handle, other.handle, first, len(other) if last is None else last)
 
     def replay(self) -> None:
         """Runs every launch, each after the one before it has ended; none after one that fails.

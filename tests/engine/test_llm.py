@@ -236,7 +236,7 @@ def test_a_step_that_fails_leaves_no_prefix_to_be_found(tiny_folder, monkeypatch
     def interrupt(*args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(llm.core.runner.model, "forward", interrupt)
+    monkeypatch.setattr(llm.core.runner, "_forward", interrupt)
     with pytest.raises(KeyboardInterrupt):
         llm.generate([_prompt(1, 40), prompt], SamplingParams(**greedy), use_tqdm=False)
     monkeypatch.undo()

@@ -9,8 +9,9 @@ import torch
 
 from vllm_triton.compile.graphs.backend import CaptureError
 from vllm_triton.compile.graphs.cuda import CudaGraphs, HostReads, unowned
-from vllm_triton.ops.launch import compiling_ahead
+from vllm_triton.compile.pieces.source import ForwardSource, Function
 from vllm_triton.ops.platforms import CPU, CUDA, HIP
+from vllm_triton.ops.registry import OPS
 from vllm_triton.runner import capture
 
 DEVICE = torch.device("cuda")
@@ -120,7 +121,7 @@ def test_runs_all_stages_then_captures_each_on_a_stream_that_waits_and_is_waited
 
 
 def test_stages_replay_in_turn_on_the_current_stream(cuda, backend):
-    first, both = backend.capture("step", _stage(cuda, "first"), _stage(cuda, "second"))
+    (first, both), _ = backend.capture("step", _stage(cuda, "first"), _stage(cuda, "second"))
     cuda.log.clear()
     first.replay()
     assert cuda.log == ["replay 1 on default"]
@@ -142,7 +143,7 @@ def test_graphs_share_a_pool_and_hold_none_of_their_results(backend):
 
     for name in ("8", "4"):
         addresses = []
-        graphs = backend.capture(name, stage, stage)
+        graphs = backend.capture(name, stage, stage)[0]
         assert [graph.replay()[0].data_ptr() for graph in graphs] == addresses[2:]
     assert len(made) == 8 and all(each() is None for each in made)
 
@@ -220,13 +221,6 @@ def test_a_capture_that_was_spoilt_in_silence_is_an_error(cuda, backend):
         backend.capture("step", _stage(cuda, "first"))
 
 
-def test_while_kernels_compile_ahead_nothing_is_captured(cuda, backend):
-    with compiling_ahead(1):
-        graphs = backend.capture("step", _stage(cuda, "first"), _stage(cuda, "second"))
-    assert cuda.log == ["side waits for default", "first on side", "second on side", "default waits for side"]
-    assert [graph.replay() for graph in graphs] == [(), ()]
-
-
 X = torch.ones(4, 4)
 READS = {
     "_local_scalar_dense.default reads a value on the host": lambda: X[0, 0].item(),
@@ -259,14 +253,23 @@ def test_what_a_graph_can_hold_passes():
 @pytest.mark.parametrize("platform", [CUDA, HIP])
 def test_a_gpu_captures_what_reads_nothing_on_the_host(monkeypatch, platform):
     monkeypatch.setattr(capture, "triton_interprets", lambda: False)
-    selection = dict.fromkeys(capture.STEP_OPS, "triton")
-    assert capture.why_no_graphs(platform, selection) is None
-    assert capture.why_no_graphs(platform, selection | {"linear": "torch"}) is None
+    functions = (
+        Function("piece_0", True, "ops.embedding(x), ops.linear(x)"),
+        Function("attention_0", False, "ops.reshape_and_cache(x), ops.paged_attention(x)"),
+    )
+    source, selection = ForwardSource(functions, (), ""), dict.fromkeys(OPS, "triton")
+
+    def reasons(**different: str) -> tuple[str | None, str | None]:
+        found = capture.Capturable.of(source, platform, selection | different, launches_only=False)
+        return found.why_no_pieces, found.why_no_steps
+
+    assert reasons() == (None, None)
+    assert reasons(linear="torch") == (None, None)
     for op in ("paged_attention", "reshape_and_cache", "sample_tokens"):
-        reason = f"{op}=torch cannot be captured on {platform.name}"
-        assert capture.why_no_graphs(platform, selection | {op: "torch"}) == reason
+        assert reasons(**{op: "torch"}) == (None, f"{op}=torch cannot be captured on {platform.name}")
+    assert reasons(linear="reference") == (f"linear=reference cannot be captured on {platform.name}",) * 2
     monkeypatch.setattr(capture, "triton_interprets", lambda: True)
-    assert capture.why_no_graphs(platform, selection) == "Triton's interpreter launches nothing"
+    assert reasons() == ("Triton's interpreter launches nothing",) * 2
 
 
 def test_each_platform_has_its_backend(monkeypatch):

@@ -11,14 +11,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from vllm_triton.compile.graphs.backend import CaptureError
 from vllm_triton.compile.graphs.cuda import HostReads
+from vllm_triton.compile.pieces.source import write_source
+from vllm_triton.compile.pieces.trace import trace
 from vllm_triton.loading import open_checkpoint
 from vllm_triton.models.attention_metadata import AttentionMetadata
 from vllm_triton.models.config import ModelConfig
 from vllm_triton.models.llama import LlamaForCausalLM
 from vllm_triton.ops.platforms import CUDA
 from vllm_triton.ops.registry import OPS, Capture, Situation, choose
-from vllm_triton.runner import model_runner
-from vllm_triton.runner.capture import STEP_OPS
+from vllm_triton.runner import compilation, model_runner
 from vllm_triton.sampling import metadata as sampling_metadata
 
 NUM_TOKENS, NUM_SEQS, NUM_BLOCKS, BLOCK_SIZE = 7, 3, 9, 16
@@ -102,7 +103,7 @@ class _WatchedRegions:
             with HostReads(name):
                 outputs = stage(*outputs)
             self.outputs.setdefault(name, []).extend(outputs)
-        return [None for _ in stages]
+        return [None for _ in stages], outputs
 
 
 @pytest.fixture
@@ -145,6 +146,22 @@ def test_a_whole_decode_step_on_fake_cuda(family, run_step):
     assert launched > {"_embedding_kernel", "_paged_attention_kernel", "_sample_tokens_kernel"}
     assert (logits.device.type, logits.dtype, logits.shape) == ("cuda", torch.bfloat16, (NUM_SEQS, config.vocab_size))
     assert (tokens.device.type, tokens.dtype, tokens.shape) == ("cuda", torch.int64, (NUM_SEQS,))
+
+
+def test_a_forward_is_traced_for_cuda(tmp_path):
+    config = _config("llama3", tmp_path)
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config, MAX_POSITIONS)
+        model.cos_sin = torch.empty(MAX_POSITIONS, config.rope.rotary_size)
+        caches = [(torch.empty(2, 16, config.num_kv_heads, config.head_size),) * 2 for _ in range(config.num_layers)]
+    constants = compilation.constants_of(model, caches)
+    source = write_source(trace(compilation.forward_of(model), compilation.INPUTS, constants, torch.device("cuda")))
+    assert [call.function for call in source.calls[::2]] == ["piece_0", "piece_1", "piece_1", "piece_2"]
+    assert {spec.device for piece in source.pieces for spec in piece.parameters} == {"cuda:0"}
+
+
+STEP_OPS = ("embedding", "fused_add_rms_norm", "linear", "paged_attention", "reshape_and_cache", "rms_norm")
+STEP_OPS += ("rotary_embedding", "sample_tokens", "silu_and_mul")
 
 
 def _in_torch_calls():

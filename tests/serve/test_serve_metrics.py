@@ -34,6 +34,13 @@ def test_steps_set_gauges_and_add_to_counters():
     assert value(metrics, "num_preemptions_total") == 3
 
 
+def test_kernels_that_are_compiled_while_serving_are_counted():
+    metrics = Metrics("m")
+    for total in (27, 27, 28):
+        metrics.on_step(SchedulerStats(kernel_compilations=total))
+    assert metrics.registry.get_sample_value("vllm_triton:kernel_compilations_total", {"model_name": "m"}) == 28
+
+
 def test_tokens_and_latencies():
     metrics = Metrics("m")
     metrics.on_first_token(0.25, num_prompt_tokens=7)

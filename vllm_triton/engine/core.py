@@ -3,6 +3,7 @@
 import dataclasses
 import random
 
+from vllm_triton.compile.kernel_count import kernels_compiled
 from vllm_triton.config import EngineConfig
 from vllm_triton.engine.messages import EngineOutput, EngineRequest, EngineStep
 from vllm_triton.kv_cache.manager import KVCacheManager
@@ -62,7 +63,9 @@ class EngineCore:
         except BaseException:
             self._start_over()
             raise
-        return EngineStep(outputs, self.scheduler.stats())
+        stats = self.scheduler.stats()
+        stats.kernel_compilations = kernels_compiled()
+        return EngineStep(outputs, stats)
 
     def _start_over(self) -> None:
         """Leaves the core as if new. A block can be found once its tokens are scheduled: none may outlive a step that

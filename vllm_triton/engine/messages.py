@@ -66,6 +66,7 @@ class SchedulerStats:
     prefix_cache_queries: int = 0  # tokens looked up
     prefix_cache_hits: int = 0  # tokens found
     num_preemptions: int = 0
+    kernel_compilations: int = 0  # by Triton in the engine's process, since its start
 
 
 @dataclass(slots=True)

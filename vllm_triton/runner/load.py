@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import torch
 
 from vllm_triton import envs
+from vllm_triton.compile.triton_cpu import preparing as triton_cpu_preparing
 from vllm_triton.config import DTYPES, EngineConfig
 from vllm_triton.errors import ConfigError
 from vllm_triton.kv_cache.spec import FullAttentionSpec, max_sequence_length, num_blocks_that_fit
@@ -18,8 +19,8 @@ from vllm_triton.models.config import ModelConfig, parse_dtype
 from vllm_triton.models.llama import KVCache, LlamaForCausalLM
 from vllm_triton.ops import registry
 from vllm_triton.ops.contract import FLOATS
-from vllm_triton.ops.platforms import Platform, current_platform
-from vllm_triton.runner.capture import capture
+from vllm_triton.ops.platforms import Platform, current_platform, triton_interprets, why_not_triton
+from vllm_triton.runner.capture import compile_and_capture
 from vllm_triton.runner.model_runner import ModelRunner
 
 logger = logging.getLogger(__name__)
@@ -42,6 +43,8 @@ def load_model(config: EngineConfig) -> LoadedModel:
     start = time.perf_counter()
     platform = current_platform()
     device = torch.device(platform.device)
+    if platform.device == "cpu" and not triton_interprets() and why_not_triton("cpu") is None:
+        triton_cpu_preparing.prepare()  # while the weights load and the forward is traced
     checkpoint = open_checkpoint(config.model)
     model_config = ModelConfig.from_hf(checkpoint.config, checkpoint.generation_config, checkpoint.source)
     dtype = _dtype(config, checkpoint, platform)
@@ -99,7 +102,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
         )
     selection = registry.freeze(choices, situation)
     logger.info("kernels: %s", ", ".join(f"{op}={name}" for op, name in selection.items()))
-    capture(runner, config, platform, selection)
+    compile_and_capture(runner, config, platform, selection)
     return LoadedModel(runner, checkpoint, model_config, max_model_len, num_kv_blocks)
 
 

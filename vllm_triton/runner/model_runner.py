@@ -2,19 +2,19 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from vllm_triton.compile.graphs.backend import Graph, GraphBackend
-from vllm_triton.compile.graphs.modes import Dispatch, Dispatcher, RuntimeMode
+from vllm_triton.compile.graphs.modes import BatchDescriptor, Dispatch, Dispatcher, RuntimeMode
+from vllm_triton.compile.pieces.program import Program
 from vllm_triton.engine.messages import TokenLogprobs
 from vllm_triton.models.attention_metadata import AttentionMetadata
 from vllm_triton.models.llama import KVCache, LlamaForCausalLM
 from vllm_triton.ops import registry
-from vllm_triton.ops.launch import compiling_ahead, next_power_of_2
 from vllm_triton.runner.buffers import InputBuffer
 from vllm_triton.runner.input_batch import InputBatch
 from vllm_triton.sampling.metadata import SamplingBuffers, build_sampling_metadata
@@ -30,6 +30,10 @@ class ModelInputs:
     positions: torch.Tensor  # [T] int64
     attention: AttentionMetadata
 
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """All of them, in the order of the fields."""
+        return self.token_ids, self.positions, *vars(self.attention).values()
+
 
 @dataclass(frozen=True)
 class StepInputs:
@@ -37,13 +41,14 @@ class StepInputs:
 
     dispatch: the graph that runs it, to whose size the model's inputs are padded, or none.
     sampling_rows: rows of the batch whose last known token is computed in this step, so that they get a next one.
-    logits_indices: [rows that sample] int64, the position of that token among the step's.
+    logits_indices: [rows that sample] int64, the position of that token among the step's; None where a graph of the
+        whole step knows it.
     """
 
     dispatch: Dispatch
     model: ModelInputs
     sampling_rows: np.ndarray
-    logits_indices: torch.Tensor
+    logits_indices: torch.Tensor | None
 
 
 @dataclass(frozen=True)
@@ -76,8 +81,10 @@ class ModelRunner:
         self.block_size = block_size
         self.batch = InputBatch(max_num_seqs, max_model_len, block_size)
         self._ran_checked = False
+        self._program: Program | None = None
         self._graphs: dict[int, DecodeGraphs] = {}
-        self._dispatcher = Dispatcher({})
+        self._captured: dict[RuntimeMode, list[int]] = {}
+        self._dispatcher = Dispatcher(self._captured)
 
         def buffer(*shape: int, dtype: torch.dtype) -> InputBuffer:
             return InputBuffer(*shape, dtype=dtype, device=device)
@@ -89,35 +96,53 @@ class ModelRunner:
         self._query_start_loc = buffer(max_num_seqs + 1, dtype=torch.int32)
         self._seq_lens = buffer(max_num_seqs, dtype=torch.int32)
         self._block_table = buffer(max_num_seqs, self.batch.max_blocks, dtype=torch.int32)
-        self._sampling = SamplingBuffers(max_num_seqs, device)
+        self.sampling_buffers = SamplingBuffers(max_num_seqs, device)
         self._ones, self._numbers = np.ones(max_num_seqs, np.int32), np.arange(max_num_seqs + 1)
 
+    def use(self, program: Program) -> None:
+        """Runs the forward as this program from now on, instead of calling the model."""
+        self._program = program
+
     @torch.inference_mode()
-    def capture_decoding(self, backend: GraphBackend, sizes: Sequence[int]) -> None:
+    def capture_decoding(self, backend: GraphBackend, sizes: Iterable[int]) -> None:
         """Captures whole steps of one token a request, for so many requests each.
 
         Largest first: what a graph needs of the memory that all share, the next ones find there.
 
-        Raises: RecordingError, which names what cannot be captured.
+        Raises: CaptureError, which names what cannot be captured.
         """
-        largest_first = sorted(sizes, reverse=True)
-        with compiling_ahead(torch.get_num_threads()):
-            # Kernels differ between powers of two at most.
-            for size in {next_power_of_2(size): size for size in largest_first}.values():
-                self._capture_decoding(backend, size)
-        self._graphs = {size: self._capture_decoding(backend, size) for size in largest_first}
-        self._dispatcher = Dispatcher({RuntimeMode.FULL: self._graphs})
+        for size in sorted(sizes, reverse=True):
+            self._graphs[size] = self._capture_decoding(backend, size)
+        self._dispatch_to(RuntimeMode.FULL, sizes)
 
     def _capture_decoding(self, backend: GraphBackend, size: int) -> DecodeGraphs:
-        inputs, arguments = self._model_inputs(size, size, self.batch.max_blocks), self._sampling.upload(size)
+        inputs, arguments = self.model_inputs(size, size, self.batch.max_blocks), self.sampling_buffers.upload(size)
+        step = Dispatch(RuntimeMode.FULL, BatchDescriptor(size, size, uniform=True))
 
         def forward() -> tuple[torch.Tensor, ...]:
-            return (self.model.compute_logits(self._forward(inputs)),)
+            return (self.model.compute_logits(self._forward(inputs, step)),)
 
         def draw_tokens(logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
             return (draw(logits, arguments),)
 
-        return DecodeGraphs(*backend.capture(f"decode {size}", forward, draw_tokens))
+        graphs, _ = backend.capture(f"decode {size}", forward, draw_tokens)
+        return DecodeGraphs(*graphs)
+
+    @torch.inference_mode()
+    def capture_pieces(self, backend: GraphBackend, sizes: Iterable[int]) -> None:
+        """Captures what lies between attention, for steps of so many tokens each; largest first, see above.
+
+        Raises: CaptureError, which names what cannot be captured.
+        """
+        for size in sorted(sizes, reverse=True):
+            self._pad(0, 0, size)  # attention runs beside the pieces that are captured, on nobody
+            step = Dispatch(RuntimeMode.PIECEWISE, BatchDescriptor(size), captures_into=backend)
+            self._forward(self.model_inputs(size, 1, self.batch.max_blocks), step)
+        self._dispatch_to(RuntimeMode.PIECEWISE, sizes)
+
+    def _dispatch_to(self, mode: RuntimeMode, sizes: Iterable[int]) -> None:
+        self._captured[mode] = sorted(sizes)
+        self._dispatcher = Dispatcher(self._captured)
 
     def execute(self, output: SchedulerOutput) -> RunnerOutput:
         """One step: the scheduled tokens of all rows, and a next token for each row that has caught up."""
@@ -128,9 +153,11 @@ class ModelRunner:
         if inputs.dispatch.mode is RuntimeMode.FULL:
             return self._decode(inputs)
         with torch.inference_mode():
-            return self._sample(self._forward(inputs.model), inputs)
+            return self._sample(self._forward(inputs.model, inputs.dispatch), inputs)
 
-    def _forward(self, inputs: ModelInputs) -> torch.Tensor:
+    def _forward(self, inputs: ModelInputs, step: Dispatch) -> torch.Tensor:
+        if self._program is not None:
+            return self._program(step, len(inputs.token_ids), *inputs.tensors())
         # The first call shows that model and ops fit together; later ones differ only in the numbers of rows.
         with registry.trusted_calls() if self._ran_checked else contextlib.nullcontext():
             hidden = self.model(inputs.token_ids, inputs.positions, inputs.attention, self.kv_caches)
@@ -142,7 +169,7 @@ class ModelRunner:
         if len(rows) == 0:
             return RunnerOutput()
         logits = self.model.compute_logits(hidden[inputs.logits_indices])
-        metadata = build_sampling_metadata(self.batch, rows, self._sampling, len(rows), self.device)
+        metadata = build_sampling_metadata(self.batch, rows, self.sampling_buffers, len(rows), self.device)
         return self._finish(rows, *sample(logits, metadata))
 
     def _decode(self, inputs: StepInputs) -> RunnerOutput:
@@ -153,13 +180,13 @@ class ModelRunner:
         """
         rows, size = inputs.sampling_rows, inputs.dispatch.descriptor.num_tokens
         graph, count = self._graphs[size], len(rows)
-        metadata = build_sampling_metadata(self.batch, rows, self._sampling, size, self.device)
+        metadata = build_sampling_metadata(self.batch, rows, self.sampling_buffers, size, self.device)
         if metadata.is_plain:
             (tokens,) = graph.step.replay()
             return self._finish(rows, tokens, None)
         with torch.inference_mode():
             (logits,) = graph.forward.replay()
-            metadata = dataclasses.replace(metadata, draw=self._sampling.upload(count))
+            metadata = dataclasses.replace(metadata, draw=self.sampling_buffers.upload(count))
             return self._finish(rows, *sample(logits[:count], metadata))
 
     def _prepare(self, output: SchedulerOutput) -> StepInputs:
@@ -188,27 +215,30 @@ class ModelRunner:
         width = max(-(-max(seq_lens.tolist()) // self.block_size), 1)
         self._block_table.np[:num_rows, :width] = batch.block_table[:num_rows, :width]
         sampling_rows = ((seq_lens == batch.num_tokens[:num_rows]) & (counts > 0)).nonzero()[0]
-        self._logits_indices.np[: len(sampling_rows)] = starts[sampling_rows + 1] - 1
 
         computed += counts
         is_decode = num_tokens == num_rows == len(sampling_rows)  # and so one token for each row
         dispatch = self._dispatcher.dispatch(num_tokens, num_rows, uniform=is_decode)
+        size = dispatch.descriptor.num_tokens
         if dispatch.mode is RuntimeMode.FULL:
-            size = dispatch.descriptor.num_tokens
             if size > num_rows:
-                self._pad(num_rows, size)
-            model_inputs = self._model_inputs(size, size, self.batch.max_blocks)
+                self._pad(num_rows, num_tokens, size)
+            model_inputs = self.model_inputs(size, size, self.batch.max_blocks)
+            logits_indices = None
         else:
-            model_inputs = self._model_inputs(num_tokens, num_rows, width)
-        return StepInputs(dispatch, model_inputs, sampling_rows, self._logits_indices.upload(len(sampling_rows)))
+            self._slot_mapping.np[num_tokens:size] = -1
+            self._logits_indices.np[: len(sampling_rows)] = starts[sampling_rows + 1] - 1
+            model_inputs = self.model_inputs(size, num_rows, width)
+            logits_indices = self._logits_indices.upload(len(sampling_rows))
+        return StepInputs(dispatch, model_inputs, sampling_rows, logits_indices)
 
-    def _pad(self, num_rows: int, size: int) -> None:
+    def _pad(self, num_rows: int, num_tokens: int, size: int) -> None:
         """Rows beyond the batch's have no query and write nowhere; they read what an earlier step left."""
-        self._slot_mapping.np[num_rows:size] = -1
+        self._slot_mapping.np[num_tokens:size] = -1
         self._seq_lens.np[num_rows:size] = 0
-        self._query_start_loc.np[num_rows + 1 : size + 1] = num_rows
+        self._query_start_loc.np[num_rows : size + 1] = num_tokens
 
-    def _model_inputs(self, num_tokens: int, num_rows: int, width: int) -> ModelInputs:
+    def model_inputs(self, num_tokens: int, num_rows: int, width: int) -> ModelInputs:
         block_table = self._block_table.upload(num_rows)
         attention = AttentionMetadata(
             slot_mapping=self._slot_mapping.upload(num_tokens),
@@ -220,8 +250,8 @@ class ModelRunner:
 
     def decode_inputs(self, size: int) -> dict[str, torch.Tensor]:
         """What a decode step of so many rows reads, by name."""
-        inputs = self._model_inputs(size, size, self.batch.max_blocks)
-        draw = vars(self._sampling.upload(size))
+        inputs = self.model_inputs(size, size, self.batch.max_blocks)
+        draw = vars(self.sampling_buffers.upload(size))
         return {"token_ids": inputs.token_ids, "positions": inputs.positions, **vars(inputs.attention), **draw}
 
     def _finish(

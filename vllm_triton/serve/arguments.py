@@ -4,7 +4,7 @@ import argparse
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from vllm_triton.config import CUDAGRAPH_MODES
+from vllm_triton.config import COMPILE_BACKENDS, CUDAGRAPH_MODES
 
 # Flags that are fields of EngineConfig, by the same name; only those that were given reach it.
 ENGINE_FIELDS = (
@@ -21,6 +21,9 @@ ENGINE_FIELDS = (
     "optimization_level",
     "cudagraph_mode",
     "cudagraph_capture_sizes",
+    "compile_backend",
+    "compile_ranges",
+    "compile_sizes",
     "load_format",
 )
 
@@ -125,7 +128,21 @@ def _build_parser() -> argparse.ArgumentParser:
         dest="cudagraph_capture_sizes",
         type=_sizes,
         metavar="N,...",
-        help="numbers of sequences to capture decoding for (default: 1, 2, 4 and the multiples of 8)",
+        help="numbers of tokens to capture steps for (default: 1, 2, 4 and the multiples of 8 up to --max-num-seqs)",
+    )
+    engine.add_argument(
+        "--compile-backend",
+        choices=COMPILE_BACKENDS,
+        help="what runs the pieces of the model: one kernel an op, or what torch's inductor makes of them",
+    )
+    engine.add_argument(
+        "--compile-ranges",
+        type=_sizes,
+        metavar="N,...",
+        help="last numbers of tokens of the ranges that pieces are compiled for (default: one range)",
+    )
+    engine.add_argument(
+        "--compile-sizes", type=_sizes, metavar="N,...", help="exact numbers of tokens that pieces are compiled for"
     )
     return parser
 

@@ -38,6 +38,12 @@ class Metrics:
         self._queries = self._counter("prefix_cache_queries", "Tokens looked up in the prefix cache.")
         self._hits = self._counter("prefix_cache_hits", "Tokens found in the prefix cache.")
         self._preemptions = self._counter("num_preemptions", "Requests put back to waiting for lack of KV blocks.")
+        self._kernels = Counter(
+            "vllm_triton:kernel_compilations",
+            "Kernels that Triton compiled or loaded since the process started; serving should add none.",
+            ["model_name"],
+            registry=self.registry,
+        ).labels(model_name)
         self._success = Counter(
             "vllm:request_success",
             "Requests that ended, by reason.",
@@ -67,6 +73,7 @@ class Metrics:
         self._queries.inc(stats.prefix_cache_queries - self._totals.prefix_cache_queries)
         self._hits.inc(stats.prefix_cache_hits - self._totals.prefix_cache_hits)
         self._preemptions.inc(stats.num_preemptions - self._totals.num_preemptions)
+        self._kernels.inc(stats.kernel_compilations - self._totals.kernel_compilations)
         self._totals = stats
 
     def on_first_token(self, seconds: float, num_prompt_tokens: int) -> None:

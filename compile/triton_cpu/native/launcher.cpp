@@ -87,12 +87,17 @@ void LaunchList::append(Kernel* kernel, const uint64_t* slots, size_t count, Gri
     }
 }
 
-void LaunchList::extend(const LaunchList& other) {
-    for (const Launch& launch : other.launches) {
+void LaunchList::extend(const LaunchList& other, size_t first, size_t last) {
+    last = std::min(last, other.launches.size());
+    if (first >= last) return;
+    size_t begin = other.launches[first].first_argument;
+    size_t end = last < other.launches.size() ? other.launches[last].first_argument : other.arguments.size();
+    for (size_t number = first; number < last; ++number) {
+        const Launch& launch = other.launches[number];
         launch.kernel->references.fetch_add(1);
-        launches.push_back({launch.kernel, arguments.size() + launch.first_argument, launch.grid});
+        launches.push_back({launch.kernel, arguments.size() + launch.first_argument - begin, launch.grid});
     }
-    arguments.insert(arguments.end(), other.arguments.begin(), other.arguments.end());
+    arguments.insert(arguments.end(), other.arguments.begin() + begin, other.arguments.begin() + end);
 }
 
 void LaunchList::replay(int threads, Report* report) const {
@@ -191,7 +196,9 @@ void triton_cpu_list_append(LaunchList* list, Kernel* kernel, const uint64_t* sl
     list->append(kernel, slots, count, {x, y, z});
 }
 
-void triton_cpu_list_extend(LaunchList* list, const LaunchList* other) { list->extend(*other); }
+void triton_cpu_list_extend(LaunchList* list, const LaunchList* other, size_t first, size_t last) {
+    list->extend(*other, first, last);
+}
 
 // Whether a kernel failed; the report then says why.
 bool triton_cpu_list_replay(const LaunchList* list, int threads, Report* report) {

@@ -39,7 +39,8 @@ struct LaunchList {
 
     ~LaunchList();
     void append(Kernel* kernel, const uint64_t* slots, size_t count, Grid grid);
-    void extend(const LaunchList& other);
+    // Adds launches [first, last) of another list.
+    void extend(const LaunchList& other, size_t first, size_t last);
     // Ends with the launch that fails.
     void replay(int threads, Report* report) const;
 };
