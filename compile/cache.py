@@ -62,6 +62,9 @@ class CompileCache:
             for name, digest in expected.items():
                 if hashlib.sha256((folder / name).read_bytes()).hexdigest() != digest:
                     raise ValueError(f"{name} does not match its hash")
+        except PermissionError as error:
+            logger.warning("compile cache: entry %s cannot be read: %s", folder, error)
+            return None
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             self.discard(key, error)
             return None
@@ -70,13 +73,16 @@ class CompileCache:
     def discard(self, key: str, reason: object) -> None:
         """Throws an entry away that cannot be used."""
         logger.warning("compile cache: entry %s is damaged and will be built again: %s", self.root / key, reason)
-        shutil.rmtree(self.root / key, ignore_errors=True)
+        aside = self.root / f"{_UNFINISHED}damaged-{os.getpid()}-{key}"
+        with contextlib.suppress(OSError):  # another process has thrown it away
+            os.rename(self.root / key, aside)
+        shutil.rmtree(aside, ignore_errors=True)
 
     @contextlib.contextmanager
     def build(self, key: str, description: Mapping[str, Any]) -> Iterator[Path]:
         """A folder to write the files of an entry into; it becomes the entry at the end of the block.
 
-        Where the cache's folder cannot be written, that is a temporary folder, and a warning says so.
+        Where a file or the cache's folder cannot be written, a warning says so, and nothing is kept.
 
         Args:
             description: for the list of entries.
@@ -84,14 +90,15 @@ class CompileCache:
         with contextlib.ExitStack() as stack:
             try:
                 self.root.mkdir(parents=True, exist_ok=True)
+                self._remove_abandoned()
                 folder = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=self.root))
                 stack.callback(shutil.rmtree, folder, ignore_errors=True)
             except OSError as error:
                 logger.warning("compile cache: nothing is kept, since its folder cannot be written: %s", error)
                 yield Path(stack.enter_context(tempfile.TemporaryDirectory()))
                 return
-            yield folder
             try:
+                yield folder
                 self._finish(folder, key, description)
             except OSError as error:
                 logger.warning("compile cache: entry %s could not be kept: %s", key, error)
@@ -109,7 +116,7 @@ class CompileCache:
     def entries(self) -> list[dict[str, Any]]:
         """Newest first: {"key", "created" (seconds since 1970), "bytes", "description"}."""
         found = []
-        for folder in self.root.iterdir() if self.root.is_dir() else ():
+        for folder in self._folders():
             with contextlib.suppress(OSError, ValueError, KeyError):
                 manifest = json.loads((folder / _MANIFEST).read_text())
                 size = sum(path.stat().st_size for path in folder.iterdir())
@@ -119,13 +126,21 @@ class CompileCache:
 
     def clear(self) -> int:
         """Removes all entries; what another process is writing now stays. Returns how many."""
-        removed = 0
-        for folder in self.root.iterdir() if self.root.is_dir() else ():
-            if folder.name.startswith(_UNFINISHED) and time.time() - folder.stat().st_mtime < _ABANDONED_AFTER:
-                continue
+        self._remove_abandoned()
+        folders = [folder for folder in self._folders() if not folder.name.startswith(_UNFINISHED)]
+        for folder in folders:
             shutil.rmtree(folder, ignore_errors=True)
-            removed += 1
-        return removed
+        return len(folders)
+
+    def _remove_abandoned(self) -> None:
+        """What processes left that ended before they had finished it."""
+        for folder in self._folders():
+            with contextlib.suppress(OSError):  # it has just been finished
+                if folder.name.startswith(_UNFINISHED) and time.time() - folder.stat().st_mtime > _ABANDONED_AFTER:
+                    shutil.rmtree(folder, ignore_errors=True)
+
+    def _folders(self) -> list[Path]:
+        return list(self.root.iterdir()) if self.root.is_dir() else []
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -35,8 +35,9 @@ class EngineConfig:
             capture whole steps of decoding as well. None takes 2. Settings below win over it.
         cudagraph_mode: which graphs are captured: "none", "piecewise", "full" or "full_and_piecewise". What the device
             or an implementation cannot do is left out, and the log says so.
-        cudagraph_capture_sizes: numbers of tokens to capture steps for, and so of requests that decode, up to
-            max_num_seqs; None takes 1, 2, 4 and the multiples of 8.
+        cudagraph_capture_sizes: numbers of tokens to capture pieces for, and those up to max_num_seqs of requests that
+            decode to capture whole steps for. None takes 1, 2, 4, the multiples of 8 up to max_num_seqs, at most 512,
+            and that number itself.
         compile_backend: what runs the pieces of the forward: "eager", one kernel an op, or "inductor"; None takes the
             platform's default.
         compile_ranges: last numbers of tokens of ranges that pieces are compiled for; the last range ends at
@@ -90,9 +91,10 @@ class EngineConfig:
             _one_of("cudagraph_mode", self.cudagraph_mode, CUDAGRAPH_MODES)
         for size in self.cudagraph_capture_sizes or ():
             _at_least("cudagraph_capture_sizes", size, 1)
-            if size > self.max_num_seqs:
+            if size > self.max_num_batched_tokens:
                 raise ConfigError(
-                    f"cudagraph_capture_sizes must be at most max_num_seqs={self.max_num_seqs}, got {size}"
+                    "cudagraph_capture_sizes must be at most "
+                    f"max_num_batched_tokens={self.max_num_batched_tokens}, got {size}"
                 )
         if self.compile_backend is not None:
             _one_of("compile_backend", self.compile_backend, COMPILE_BACKENDS)

@@ -74,7 +74,6 @@ class CheckedGraph:
         self._addresses = {input_: tensor.data_ptr() for input_, tensor in state.inputs().items()}
 
     @torch.inference_mode()
-    @torch.inference_mode()
     def replay(self) -> Tensors:
         """Raises: GraphMismatchError, which says what differs; otherwise as the graph's own replay."""
         for input_, tensor in self._state.inputs().items():

@@ -29,16 +29,25 @@ class GraphWrapper:
         self._runnable = runnable
         self._constants = tuple(constants)
         self._graphs: dict[BatchDescriptor, tuple[Graph, list[int]]] = {}
+        # Of the call that runs: a stage that kept them would keep their memory from later captures.
+        self._inputs: Sequence[torch.Tensor] = ()
 
     def __call__(self, step: Dispatch, num_tokens: int, *inputs: torch.Tensor) -> Tensors:
         """Raises: ValueError where an input has moved since the capture; KeyError where there was none."""
         if step.mode is not self._mode:
             return self._runnable(num_tokens, *inputs, *self._constants)
-        addresses = [tensor.data_ptr() for tensor in inputs]
+        self._inputs = inputs
+        try:
+            return self._run(step, num_tokens)
+        finally:
+            self._inputs = ()
+
+    def _run(self, step: Dispatch, num_tokens: int) -> Tensors:
+        addresses = [tensor.data_ptr() for tensor in self._inputs]
         if step.captures_into is not None:
             name = f"{self._name} of {num_tokens} tokens"
             (graph,), results = step.captures_into.capture(
-                name, lambda: self._runnable(num_tokens, *inputs, *self._constants)
+                name, lambda: self._runnable(num_tokens, *self._inputs, *self._constants)
             )
             self._graphs[step.descriptor] = graph, addresses
             return results

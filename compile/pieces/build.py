@@ -71,17 +71,16 @@ def _compile(
     recipe: Recipe, cache: CompileCache, key: str, description: Mapping[str, Any]
 ) -> tuple[ForwardSource, dict[str, Runnable]]:
     source = write_source(trace(recipe.forward, recipe.inputs, recipe.constants, recipe.device))
-    pieces: dict[str, Runnable] = {}
-    handles: dict[str, dict[str, str]] = {}
+    made = {
+        piece.name: [(sizes, *recipe.compiler.compile(piece, sizes)) for sizes in recipe.ranges]
+        for piece in source.pieces
+    }
     with cache.build(key, description) as folder:
-        for piece in source.pieces:
-            made = [(sizes, *recipe.compiler.compile(piece, sizes, folder)) for sizes in recipe.ranges]
-            pieces[piece.name] = Ranged([(sizes, runnable) for sizes, runnable, _ in made])
-            handles[piece.name] = {str(sizes): handle for sizes, _, handle in made}
+        handles = {name: {str(sizes): save(folder) for sizes, _, save in each} for name, each in made.items()}
         (folder / _SOURCE).write_text(source.module)
         layout = {"source": dataclasses.asdict(source), "handles": handles}
         (folder / _LAYOUT).write_text(json.dumps(layout, indent=1))
-    return source, pieces
+    return source, {name: Ranged([(sizes, run) for sizes, run, _ in each]) for name, each in made.items()}
 
 
 def _load(recipe: Recipe, cache: CompileCache, key: str) -> tuple[ForwardSource, dict[str, Runnable]] | None:

@@ -1,5 +1,6 @@
 """What makes a piece run: the ops' own kernels, one call each, or code that torch's inductor writes for all of it."""
 
+import hashlib
 import linecache
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ from vllm_triton.compile.pieces.source import TOKENS, Dim, Function, TensorSpec
 from vllm_triton.ops.registry import OPS
 
 Runnable = Callable[..., tuple[torch.Tensor, ...]]  # (T, *inputs, *constants)
+Save = Callable[[Path], str]  # writes into a folder and returns a handle for `load`: a file's name, or ""
 
 
 class PieceCompiler(Protocol):
@@ -31,12 +33,12 @@ class PieceCompiler(Protocol):
         """What shapes its results beside the pieces themselves."""
         ...
 
-    def compile(self, piece: Function, sizes: CompileRange, folder: Path) -> tuple[Runnable, str]:
-        """The piece for so many tokens, and a handle for `load`: the name of a file in the folder, or ""."""
+    def compile(self, piece: Function, sizes: CompileRange) -> tuple[Runnable, Save]:
+        """The piece for so many tokens, and what keeps it for other processes."""
         ...
 
     def load(self, piece: Function, handle: str, folder: Path) -> Runnable:
-        """What compile returned, in another process. Raises: any exception where the file cannot be used."""
+        """What compile returned, from what was saved. Raises: any exception where the file cannot be used."""
         ...
 
 
@@ -49,10 +51,13 @@ class EagerCompiler:
     def key(self) -> dict[str, Any]:
         return {}
 
-    def compile(self, piece: Function, sizes: CompileRange, folder: Path) -> tuple[Runnable, str]:
-        return self.load(piece, "", folder), ""
+    def compile(self, piece: Function, sizes: CompileRange) -> tuple[Runnable, Save]:
+        return self._define(piece), lambda folder: ""  # the piece's text is all there is
 
     def load(self, piece: Function, handle: str, folder: Path) -> Runnable:
+        return self._define(piece)
+
+    def _define(self, piece: Function) -> Runnable:
         return define(piece.name, piece.text, chosen_implementations())
 
 
@@ -63,18 +68,25 @@ class InductorCompiler:
     launches_only = False
 
     def key(self) -> dict[str, Any]:
+        from torch._inductor import config
         from torch._inductor.codecache import CacheBase
 
-        return {"inductor": CacheBase.get_system()["hash"]}
+        # Loops over threads are written for so many.
+        settings = hashlib.sha256(config.save_config()).hexdigest()
+        return {"system": CacheBase.get_system()["hash"], "settings": settings, "threads": torch.get_num_threads()}
 
-    def compile(self, piece: Function, sizes: CompileRange, folder: Path) -> tuple[Runnable, str]:
+    def compile(self, piece: Function, sizes: CompileRange) -> tuple[Runnable, Save]:
         from torch._inductor import standalone_compile
 
         module, examples = _traced(piece, sizes)
         artifact = standalone_compile(module, examples, dynamic_shapes="from_graph")
-        handle = f"{piece.name}.{sizes}.inductor"
-        artifact.save(path=str(folder / handle), format="binary")
-        return _without_tokens(artifact), handle
+
+        def save(folder: Path) -> str:
+            handle = f"{piece.name}.{sizes}.inductor"
+            artifact.save(path=str(folder / handle), format="binary")
+            return handle
+
+        return _without_tokens(artifact), save
 
     def load(self, piece: Function, handle: str, folder: Path) -> Runnable:
         from torch._inductor import CompiledArtifact
@@ -113,7 +125,8 @@ def _traced(piece: Function, sizes: CompileRange) -> tuple[torch.fx.GraphModule,
     from vllm_triton.compile.pieces.trace import Sizes
 
     mode = FakeTensorMode(shape_env=ShapeEnv())
-    tokens = sizes.end if sizes.start == sizes.end else Sizes(mode.shape_env).of(TOKENS)
+    is_exact = sizes.start == sizes.end
+    tokens = sizes.end if is_exact else Sizes(mode.shape_env).within(TOKENS, sizes.start, sizes.end)
     with mode:
         examples = [_example(spec, tokens) for spec in piece.parameters]
     ops = {name: op.reference if op.contract.inlineable else op.torch_op for name, op in OPS.items()}

@@ -1,7 +1,8 @@
 """One trace of a forward on tensors without values, with the number of tokens unknown.
 
 The trace goes through torch's dispatcher: it sees every op and every torch call of the forward, however Python came to
-them. What Python decides stays decided, so a decision that depends on an unknown size is an error.
+them. What Python decides stays decided, so a decision that depends on an unknown size is an error; but for one between
+1 and more: torch takes an unknown size for at least 2 and does not say so. A forward must not tell one token apart.
 """
 
 import re
@@ -106,6 +107,12 @@ class Sizes:
         if name not in self._known:
             self._known[name] = self._new(name, _HINTS[len(self._known)])
         return self._known[name] + int(more or 0)
+
+    def within(self, name: str, least: int, most: int) -> Any:
+        """An unknown size of which so much is known. For torch it is at least 2, and more than one number."""
+        self._known[name] = size = self._new(name, max(most, 3))
+        self._shape_env.constrain_symbol_range(size.node.expr, max(least, 2), max(most, 3))
+        return size
 
     def _new(self, name: str, hint: int) -> Any:
         from torch._dynamo.source import ConstantSource

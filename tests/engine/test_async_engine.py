@@ -9,10 +9,12 @@ from tiny import VOCAB_SIZE
 
 from vllm_triton import SamplingParams
 from vllm_triton.config import EngineConfig
+from vllm_triton.engine import core
 from vllm_triton.engine.async_engine import AsyncEngine
 from vllm_triton.engine.core import EngineCore
 from vllm_triton.errors import EngineDeadError, RequestError
 from vllm_triton.loading import find_demo_model
+from vllm_triton.serve.metrics import Metrics
 
 LONG = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
 
@@ -131,6 +133,25 @@ def test_closing_a_stream_frees_its_blocks(tiny_core, tiny_folder):
         await listener.until(lambda stats: stats.num_running == 0 and stats.kv_cache_usage == 0)
         assert engine.num_unfinished_requests == 0
         assert [finished.finish_reason for finished in listener.finished] == ["abort"]
+
+    _run(tiny_core, _config(tiny_folder), body)
+
+
+def test_totals_never_shrink(tiny_core, tiny_folder, monkeypatch):
+    """In what an abort reports as in what a step does: the metrics add up differences."""
+    monkeypatch.setattr(core, "kernels_compiled", lambda: 7)
+
+    async def body(engine, listener):
+        seen = []
+        monkeypatch.setattr(listener, "on_step", lambda stats, tell=listener.on_step: (seen.append(stats), tell(stats)))
+        stream = engine.generate(_prompt(engine), LONG, "a", delta=True)
+        await anext(stream)
+        await stream.aclose()
+        await listener.until(lambda stats: stats.num_running == 0)
+        assert [stats.kernel_compilations for stats in seen] == [7] * len(seen) and len(seen) >= 2
+        metrics = Metrics("m")
+        for stats in seen:
+            metrics.on_step(stats)
 
     _run(tiny_core, _config(tiny_folder), body)
 

@@ -1,6 +1,7 @@
 """The demo file, read by our code and by transformers' own GGUF converter."""
 
 import importlib.util
+import os
 import subprocess
 import sys
 
@@ -58,8 +59,8 @@ def test_weights_and_config_match_transformers():
     assert checkpoint.torch_dtype is None
 
 
-def test_loading_is_light_and_leaves_torchs_default_dtype_alone():
-    """SymPy, which torch imports for some of what a meta device does, takes 35 MiB and 0.3 s."""
+def test_a_start_that_has_its_forward_is_light(tmp_path):
+    """A trace takes SymPy and Dynamo, 2 s and 100 MiB; torch imports SymPy for some of what a meta device does, too."""
     code = """
 import sys, torch
 from vllm_triton import LLM
@@ -68,7 +69,10 @@ from vllm_triton.loading import find_demo_model
 settings = {"dtype": "bfloat16", "max_model_len": 64, "max_num_seqs": 1, "skip_tokenizer_init": True}
 llm = LLM(str(find_demo_model()), **settings)
 dtypes = {weight.dtype for weight in llm.core.runner.model.parameters()}
-print("sympy" in sys.modules, torch.get_default_dtype(), dtypes)
+print({"sympy", "torch._dynamo"} & sys.modules.keys() or "light", torch.get_default_dtype(), dtypes)
 """
-    output = subprocess.check_output([sys.executable, "-c", code], text=True)
-    assert output.strip() == "False torch.float32 {torch.bfloat16}"
+    environment = os.environ | {"VLLM_TRITON_CACHE": str(tmp_path)}
+    for start in ("traces", "reuses"):
+        output = subprocess.check_output([sys.executable, "-c", code], text=True, env=environment)
+        assert output.endswith("torch.float32 {torch.bfloat16}\n"), start
+    assert output.startswith("light ")

@@ -218,6 +218,33 @@ def test_without_a_folder_to_write_nothing_is_kept(tmp_path, expected, caplog):
     assert "nothing is kept, since its folder cannot be written" in caplog.text
 
 
+def test_on_a_full_disk_nothing_is_kept(tmp_path):
+    """The limit on a file's size stands in for a full disk."""
+    code = (
+        "import sys, signal, resource, logging; sys.path[:0] = sys.argv[2:]; logging.basicConfig()\n"
+        "from test_compile_cache import *; from test_compile_cache import _recipe, _run\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))\n"
+        "print(float(_run(build_program(_recipe(), CompileCache(cache.Path(sys.argv[1])), KEY, {})).sum()))"
+    )
+    here = os.path.dirname(__file__)
+    command = [sys.executable, "-c", code, str(tmp_path / "forwards"), here, f"{here}/../models"]
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert float(run.stdout) == float(forward(step_inputs(5), constants()).sum())
+    assert f"entry {KEY} could not be kept" in run.stderr and "File too large" in run.stderr
+    assert list((tmp_path / "forwards").iterdir()) == []
+
+
+def test_what_ended_processes_left_is_removed(tmp_path, monkeypatch):
+    store = CompileCache(tmp_path)
+    for name in ("old", "new"):
+        (tmp_path / f"{cache._UNFINISHED}{name}").mkdir()
+    os.utime(tmp_path / f"{cache._UNFINISHED}old", (0, 0))
+    with store.build(KEY, {}):
+        pass
+    assert {path.name for path in tmp_path.iterdir()} == {KEY, f"{cache._UNFINISHED}new"}
+
+
 def test_the_command_lists_and_clears(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("VLLM_TRITON_CACHE", str(tmp_path))
     assert cache.main([]) == 0

@@ -14,6 +14,7 @@ from vllm_triton.compile.graphs.checking import CheckedGraphs, GraphMismatchErro
 from vllm_triton.compile.graphs.modes import CudagraphMode
 from vllm_triton.compile.graphs.recording import CpuGraphs
 from vllm_triton.config import EngineConfig
+from vllm_triton.errors import ConfigError
 from vllm_triton.ops import registry
 from vllm_triton.ops.platforms import CPU
 from vllm_triton.runner import capture
@@ -259,6 +260,18 @@ def test_pieces_run_captured_where_whole_steps_are_not(folder, counting):
     assert counting.replayed == pieces[6] * 3 + pieces[1]
 
 
+def test_pieces_are_captured_for_more_tokens_than_requests(folder, counting):
+    llm = _llm(folder, cudagraph_capture_sizes=[6, 40])
+    assert [name for name in counting.captured if name.startswith("decode")] == ["decode 6"]
+    _tokens(llm, 6, temperature=0)  # prompts of 30 tokens together
+    assert counting.replayed[:4] == [name for name in counting.captured if "of 40 tokens" in name]
+
+
+def test_a_size_that_no_step_has_is_refused():
+    with pytest.raises(ConfigError, match="cudagraph_capture_sizes must be at most max_num_batched_tokens=64, got 128"):
+        EngineConfig("model", max_num_batched_tokens=64, cudagraph_capture_sizes=[128])
+
+
 def test_only_the_wrappers_of_a_step_s_mode_act(folder, counting):
     """A graph of a whole step holds what the pieces in it do, and not their graphs."""
     _llm(folder, cudagraph_mode="full_and_piecewise", cudagraph_capture_sizes=[4])
@@ -296,14 +309,17 @@ def test_padding_rows_write_nowhere(folder):
     assert written == [5 + 4 - 1] * len(caches)  # the prompt, and every token but the last
 
 
+WHOLE_STEPS = "whole steps of decoding for 2 requests"
+
+
 @pytest.mark.parametrize(
     ("settings", "line"),
     [
         ({"optimization_level": 0}, "compile: nothing, as asked for"),
-        ({"optimization_level": 1}, "graphs: captured pieces of steps for 2 tokens"),
-        ({}, "graphs: captured pieces of steps and whole steps of decoding for 2 tokens"),
-        ({"optimization_level": 3}, "graphs: captured pieces of steps and whole steps of decoding for 2 tokens"),
-        ({"optimization_level": 0, "cudagraph_mode": "full"}, "graphs: captured whole steps of decoding for 2 tokens"),
+        ({"optimization_level": 1}, "graphs: captured pieces of steps of 2 tokens in"),
+        ({}, f"graphs: captured pieces of steps of 2 tokens and {WHOLE_STEPS}"),
+        ({"optimization_level": 3}, f"graphs: captured pieces of steps of 2 tokens and {WHOLE_STEPS}"),
+        ({"optimization_level": 0, "cudagraph_mode": "full"}, f"graphs: captured {WHOLE_STEPS}"),
         ({"cudagraph_mode": "none"}, "graphs: none, as asked for"),
     ],
 )

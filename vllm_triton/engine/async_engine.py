@@ -176,7 +176,7 @@ class AsyncEngine:
 
     def _abort(self, request_ids: list[str]) -> None:
         # Posted like a step: whoever still reads is told, and the metrics show the freed blocks.
-        self._post(self._on_step, EngineStep(self._core.abort_requests(request_ids), self._core.scheduler.stats()))
+        self._post(self._on_step, EngineStep(self._core.abort_requests(request_ids), self._core.stats()))
 
     def _post(self, callback: Callable[..., None], *args: object) -> None:
         assert self._loop is not None, "start() comes before the thread"

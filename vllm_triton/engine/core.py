@@ -5,7 +5,7 @@ import random
 
 from vllm_triton.compile.kernel_count import kernels_compiled
 from vllm_triton.config import EngineConfig
-from vllm_triton.engine.messages import EngineOutput, EngineRequest, EngineStep
+from vllm_triton.engine.messages import EngineOutput, EngineRequest, EngineStep, SchedulerStats
 from vllm_triton.kv_cache.manager import KVCacheManager
 from vllm_triton.runner.load import load_model
 from vllm_triton.sampling_params import SEED_LIMIT
@@ -63,9 +63,12 @@ class EngineCore:
         except BaseException:
             self._start_over()
             raise
+        return EngineStep(outputs, self.stats())
+
+    def stats(self) -> SchedulerStats:
         stats = self.scheduler.stats()
         stats.kernel_compilations = kernels_compiled()
-        return EngineStep(outputs, stats)
+        return stats
 
     def _start_over(self) -> None:
         """Leaves the core as if new. A block can be found once its tokens are scheduled: none may outlive a step that

@@ -19,7 +19,6 @@ class InputBuffer:
         self._array = self._host.numpy()
         self._device = self._host if on_host else torch.zeros(shape, dtype=dtype, device=device)
         self._uploaded = None if on_host else torch.Event(device)
-        self._latest = self._device[:0]  # view: while batches keep their size, steps need no new one
         self._views: dict[int, torch.Tensor] = {}  # by count: torch takes longer to make one than to find it here
 
     @property

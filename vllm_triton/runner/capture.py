@@ -112,7 +112,8 @@ def _capture(
     if asked.has_full and capturable.why_no_steps:
         logger.info("graphs: no whole steps, since %s", capturable.why_no_steps)
     most = min(config.max_num_seqs, config.max_num_batched_tokens)
-    sizes = [size for size in config.cudagraph_capture_sizes or default_capture_sizes(most) if size <= most]
+    sizes = config.cudagraph_capture_sizes or default_capture_sizes(most)
+    step_sizes = [size for size in sizes if size <= most]
     backend = graph_backend(platform)
     whole = pieces = backend
     if envs.graph_check():
@@ -121,12 +122,15 @@ def _capture(
     start, captured = time.perf_counter(), []
     if asked.has_pieces and not capturable.why_no_pieces:
         runner.capture_pieces(pieces, sizes)
-        captured.append("pieces of steps")
-    if asked.has_full and not capturable.why_no_steps:
-        runner.capture_decoding(whole, sizes)
-        captured.append("whole steps of decoding")
+        captured.append(f"pieces of steps of {_listed(sizes)} tokens")
+    if asked.has_full and not capturable.why_no_steps and step_sizes:
+        runner.capture_decoding(whole, step_sizes)
+        captured.append(f"whole steps of decoding for {_listed(step_sizes)} requests")
     if not captured:
         return
-    words = " and ".join(captured), ", ".join(map(str, sorted(sizes))), time.perf_counter() - start
-    logger.info("graphs: captured %s for %s tokens in %.2f s", *words)
+    logger.info("graphs: captured %s in %.2f s", " and ".join(captured), time.perf_counter() - start)
     logger.info("graphs: hold %.1f MiB beside weights and KV cache", backend.num_bytes / 2**20)
+
+
+def _listed(sizes: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(sizes)))

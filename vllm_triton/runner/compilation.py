@@ -21,6 +21,7 @@ from vllm_triton.compile.pieces.compilers import COMPILERS
 from vllm_triton.compile.pieces.program import Program
 from vllm_triton.compile.pieces.ranges import compile_ranges
 from vllm_triton.compile.pieces.trace import InputSpec
+from vllm_triton.compile.triton_cpu.toolchain import cpu_features
 from vllm_triton.config import EngineConfig
 from vllm_triton.models.attention_metadata import AttentionMetadata
 from vllm_triton.models.llama import KVCache, LlamaForCausalLM
@@ -69,7 +70,8 @@ def cache_factors(
     outside = {file for file in map(_file_of, implementations) if file is not None}
     return {
         "model": repr(model.config),
-        "model_code": hash_of_files(Path(models.__file__).parent),
+        "model_code": hash_of_files(Path(models.__file__).parent, Path(__file__)),
+        "inputs": repr(recipe.inputs),
         "compiler_code": hash_of_files(Path(pieces.__file__).parent),
         "kernels": dict(selection),
         "kernel_code": [hash_of_files(Path(ops.__file__).parent), *(hash_of_files(file) for file in sorted(outside))],
@@ -93,7 +95,7 @@ def _file_of(function: Callable[..., Any]) -> Path | None:
 
 def _device_kind(device: torch.device) -> str:
     if device.type == "cpu":
-        return f"{host.machine()} {torch.backends.cpu.get_cpu_capability()}"
+        return f"{host.machine()} {' '.join(sorted(cpu_features()))}"
     return f"{torch.cuda.get_device_name()} {torch.cuda.get_device_capability()}"
 
 
@@ -122,7 +124,8 @@ def forward_of(model: LlamaForCausalLM) -> Callable[[dict[str, torch.Tensor], di
 
 
 def compile_kernels(runner: ModelRunner, program: Program, platform: Platform, config: EngineConfig) -> None:
-    """Makes every kernel ready that a step may launch, so that none is compiled while somebody waits for an answer.
+    """Makes every kernel ready that a step may launch, so that none is compiled while somebody waits for an answer; but
+    for implementations that launch from torch calls of their own.
 
     Kernels differ by powers of two of the number of tokens at most, and by whether steps mostly decode.
     """

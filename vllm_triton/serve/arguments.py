@@ -128,7 +128,7 @@ def _build_parser() -> argparse.ArgumentParser:
         dest="cudagraph_capture_sizes",
         type=_sizes,
         metavar="N,...",
-        help="numbers of tokens to capture steps for (default: 1, 2, 4 and the multiples of 8 up to --max-num-seqs)",
+        help="numbers of tokens to capture steps for (default: 1, 2, 4 and multiples of 8 up to --max-num-seqs or 512)",
     )
     engine.add_argument(
         "--compile-backend",
