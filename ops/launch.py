@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import gc
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -95,12 +96,19 @@ def compiling_ahead(num_workers: int) -> Iterator[None]:
 
     Raises: at the end, what the first compilation raised that failed.
     """
-    with ThreadPoolExecutor(num_workers) as pool, triton.AsyncCompileMode(pool):
-        _launches.are_dry = True
-        try:
-            yield
-        finally:
-            _launches.are_dry = False
+    # Python 3.11 raises a SystemError where a collection lets another thread parse in the middle of a parse.
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        with ThreadPoolExecutor(num_workers) as pool, triton.AsyncCompileMode(pool):
+            _launches.are_dry = True
+            try:
+                yield
+            finally:
+                _launches.are_dry = False
+    finally:
+        if collects:
+            gc.enable()
 
 
 @dataclass(frozen=True)
