@@ -83,22 +83,26 @@ def _in_process(engine: str, model: str, args: argparse.Namespace) -> dict[str, 
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def _settings(args: argparse.Namespace) -> dict[str, Any]:
+    """Of the engine, in all measurements."""
+    from vllm_triton.ops.registry import parse_choices
+
+    return {
+        "model": args.model,
+        "dtype": DTYPE,
+        "max_model_len": 2048,
+        "block_size": w.BLOCK_SIZE,
+        "kernels": parse_choices(args.kernels),
+        "compile_backend": args.compile_backend,
+    }
+
+
 def measure_ours(args: argparse.Namespace) -> dict[str, Any]:
     from vllm_triton import LLM
-    from vllm_triton.ops.registry import parse_choices
 
     imported = roof.resident_bytes()
     start = time.perf_counter()
-    llm = LLM(
-        args.model,
-        dtype=DTYPE,
-        max_model_len=2048,
-        num_kv_blocks=w.KV_BLOCKS,
-        block_size=w.BLOCK_SIZE,
-        kernels=parse_choices(args.kernels),
-        compile_backend=args.compile_backend,
-        enable_prefix_caching=False,
-    )
+    llm = LLM(**_settings(args), num_kv_blocks=w.KV_BLOCKS, enable_prefix_caching=False)
     startup = time.perf_counter() - start
 
     def chat(new_tokens: int) -> None:
@@ -124,17 +128,8 @@ def measure_ours(args: argparse.Namespace) -> dict[str, Any]:
 def measure_breakdown(args: argparse.Namespace) -> dict[str, Any]:
     """Number of requests -> where the time of a step goes in which they all decode."""
     from vllm_triton import LLM
-    from vllm_triton.ops.registry import parse_choices
 
-    llm = LLM(
-        args.model,
-        dtype=DTYPE,
-        max_model_len=2048,
-        num_kv_blocks=w.BREAKDOWN_KV_BLOCKS,
-        block_size=w.BLOCK_SIZE,
-        kernels=parse_choices(args.kernels),
-        compile_backend=args.compile_backend,
-    )
+    llm = LLM(**_settings(args), num_kv_blocks=w.BREAKDOWN_KV_BLOCKS)
     result = {}
     for batch, new_tokens in w.BREAKDOWN.items():
         prompts = w.random_prompts(batch, w.BREAKDOWN_PROMPT_TOKENS)

@@ -97,17 +97,23 @@ def compiling_ahead(num_workers: int) -> Iterator[None]:
     Raises: at the end, what the first compilation raised that failed.
     """
     # Python 3.11 raises a SystemError where a collection lets another thread parse in the middle of a parse.
-    collects = gc.isenabled()
+    with without_garbage_collection(), ThreadPoolExecutor(num_workers) as pool, triton.AsyncCompileMode(pool):
+        _launches.are_dry = True
+        try:
+            yield
+        finally:
+            _launches.are_dry = False
+
+
+@contextlib.contextmanager
+def without_garbage_collection() -> Iterator[None]:
+    """Inside the block Python collects no garbage; afterwards it does again, if it did before."""
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
-        with ThreadPoolExecutor(num_workers) as pool, triton.AsyncCompileMode(pool):
-            _launches.are_dry = True
-            try:
-                yield
-            finally:
-                _launches.are_dry = False
+        yield
     finally:
-        if collects:
+        if was_enabled:
             gc.enable()
 
 

@@ -84,16 +84,20 @@ class CheckedGraph:
         found, written = [output.clone() for output in outputs], self._state.save()
         self._state.restore(before)
         rows = self._state.num_rows()
-        expected: Tensors = ()
-        with _ObservedOps(self._name) as observed:
-            for stage in self._stages:
-                expected = stage(*expected)
+        expected, observed = self._run_uncaptured()
         for number, (one, other) in enumerate(zip(found, expected, strict=True)):
             if not observed.left_unwritten(other):
                 self._compare(f"result {number}", one[:rows], other[:rows], before)
         for number, (one, other) in enumerate(zip(written, self._state.save(), strict=True)):
             self._compare(f"written state {number}", one, other, before)
         return outputs
+
+    def _run_uncaptured(self, keeps_values: bool = False) -> tuple[Tensors, "_ObservedOps"]:
+        results: Tensors = ()
+        with _ObservedOps(self._name, keeps_values) as observed:
+            for stage in self._stages:
+                results = stage(*results)
+        return results, observed
 
     def _compare(self, what: str, found: torch.Tensor, expected: torch.Tensor, before: list[torch.Tensor]) -> None:
         same = _same(found, expected)
@@ -116,10 +120,7 @@ class CheckedGraph:
             for op, outputs in self._graph.replay_by_op()
         ]
         self._state.restore(before)
-        results: Tensors = ()
-        with _ObservedOps(self._name, keeps_values=True) as observed:
-            for stage in self._stages:
-                results = stage(*results)
+        _, observed = self._run_uncaptured(keeps_values=True)
         for number, ((op, made), (other_op, expected)) in enumerate(zip(replayed, observed.made, strict=False)):
             pairs = zip(made, expected, strict=False)
             if op != other_op or not all(one is None or _same(one[:rows], other[:rows]).all() for one, other in pairs):

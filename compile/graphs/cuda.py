@@ -7,7 +7,6 @@ the time and the memory, and would save one launch, which the host makes while t
 """
 
 import contextlib
-import gc
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch
 
 from vllm_triton.compile.graphs.backend import CaptureError, Stage, Tensors
 from vllm_triton.compile.graphs.watching import WatchedCalls, calling_line, raising_line
+from vllm_triton.ops.launch import without_garbage_collection
 
 _aten = torch.ops.aten
 _COPIES = {_aten._to_copy.default, _aten.copy_.default}
@@ -75,7 +75,8 @@ class CudaGraphs:
                 for stage in stages:
                     outputs = stage(*outputs)
             del outputs
-            with _without_garbage_collection():
+            # What a collection frees may call the driver in ways that a capture forbids.
+            with without_garbage_collection():
                 return self._capture(name, stages)
 
     def _capture(self, name: str, stages: Sequence[Stage]) -> tuple[list[CudaGraph], Tensors]:
@@ -159,15 +160,3 @@ def _problem(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str
     if torch.Tag.data_dependent_output in func.tags:
         return "reads a value on the host"
     return "makes a size of values" if torch.Tag.dynamic_output_shape in func.tags else None
-
-
-@contextlib.contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    """What a collection frees may call the driver in ways that a capture forbids."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

@@ -11,6 +11,7 @@ import torch
 
 from vllm_triton.compile.pieces.ranges import CompileRange
 from vllm_triton.compile.pieces.source import TOKENS, Dim, Function, TensorSpec
+from vllm_triton.compile.pieces.trace import Sizes
 from vllm_triton.ops.registry import OPS
 
 Runnable = Callable[..., tuple[torch.Tensor, ...]]  # (T, *inputs, *constants)
@@ -121,8 +122,6 @@ def _traced(piece: Function, sizes: CompileRange) -> tuple[torch.fx.GraphModule,
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.proxy_tensor import make_fx
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
-    from vllm_triton.compile.pieces.trace import Sizes
 
     mode = FakeTensorMode(shape_env=ShapeEnv())
     is_exact = sizes.start == sizes.end
