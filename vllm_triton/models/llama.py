@@ -12,40 +12,10 @@ from torch import nn
 from vllm_triton import ops
 from vllm_triton.models.attention_metadata import AttentionMetadata
 from vllm_triton.models.config import ModelConfig
+from vllm_triton.models.layers import Linear, RMSNorm, parameter
 from vllm_triton.models.rope import cos_sin_table
 
 KVCache = tuple[torch.Tensor, torch.Tensor]  # keys and values of one layer, each [P, S, G, D]
-
-
-def _parameter(*shape: int) -> nn.Parameter:
-    return nn.Parameter(torch.empty(*shape), requires_grad=False)
-
-
-class Linear(nn.Module):
-    """x [T, K] -> [T, N]; the weight may hold several projections of x, stacked along N."""
-
-    def __init__(self, in_size: int, out_size: int, bias: bool):
-        super().__init__()
-        self.weight = _parameter(out_size, in_size)
-        self.bias = _parameter(out_size) if bias else None
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return ops.linear(x, self.weight, self.bias)
-
-
-class RMSNorm(nn.Module):
-    """With a residual: adds x to it first, and returns (normed, new residual)."""
-
-    def __init__(self, size: int, eps: float):
-        super().__init__()
-        self.weight = _parameter(size)
-        self.eps = eps
-
-    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return ops.fused_add_rms_norm(x, residual, self.weight, self.eps)
-
-    def alone(self, x: torch.Tensor) -> torch.Tensor:
-        return ops.rms_norm(x, self.weight, self.eps)
 
 
 class Attention(nn.Module):
@@ -159,11 +129,11 @@ class LlamaForCausalLM(nn.Module):
     def __init__(self, config: ModelConfig, max_positions: int):
         super().__init__()
         self.config = config
-        self.embed_tokens = _parameter(config.vocab_size, config.hidden_size)
+        self.embed_tokens = parameter(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(DecoderLayer(config, layer) for layer in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         # A tied head has no parameter of its own: moving the module would make two of one.
-        self.untied_head = None if config.tie_word_embeddings else _parameter(config.vocab_size, config.hidden_size)
+        self.untied_head = None if config.tie_word_embeddings else parameter(config.vocab_size, config.hidden_size)
         self.max_positions = max_positions
         self.register_buffer("cos_sin", torch.empty(0), persistent=False)
 
