@@ -25,8 +25,6 @@ SMALLEST_TILE = 16
 # From this many queries a sequence on average, tiles of 64 rows pay.
 PREFILL_QUERIES = 8
 LOG2_E = tl.constexpr(1.4426950408889634)
-# Stands for "no window": further back than any context, and far from overflow.
-UNLIMITED = tl.constexpr(1 << 30)
 
 
 @triton.jit
@@ -81,6 +79,7 @@ def _paged_attention_kernel(
     S: tl.constexpr,
     D: tl.constexpr,
     GROUP: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -111,8 +110,7 @@ def _paged_attention_kernel(
 
     context = tl.load(seq_lens_ptr + sequence) - query_len
     positions = context + query_index
-    reach = tl.where(window > 0, window, UNLIMITED)
-    key_start = tl.maximum(context + first_query - reach + 1, 0)
+    key_start = tl.maximum(context + first_query - window + 1, 0) if HAS_WINDOW else 0
     key_end = context + tl.minimum(first_query + BLOCK_Q, query_len)
     table_ptr = block_table_ptr + sequence.to(tl.int64) * block_table_stride_b
 
@@ -131,8 +129,11 @@ def _paged_attention_kernel(
         value = tl.load(value_cache_ptr + value_offsets[:, None] + columns[None, :], mask=load_mask, other=0.0)
 
         scores = tl.dot(query, tl.trans(key), input_precision="ieee") * (scale * LOG2_E)
-        distance = positions[:, None] - key_positions[None, :]
-        scores = tl.where((distance >= 0) & (distance < reach) & key_mask[None, :], scores, float("-inf"))
+        # Keys from key_end on come after every query that is stored.
+        seen = key_positions[None, :] <= positions[:, None]
+        if HAS_WINDOW:
+            seen &= key_positions[None, :] > (positions - window)[:, None]
+        scores = tl.where(seen, scores, float("-inf"))
         new_highest = tl.maximum(highest, tl.max(scores, axis=1))
         # A row whose window begins beyond this tile has seen nothing yet: -inf minus -inf must not become NaN.
         subtracted = tl.where(new_highest == float("-inf"), 0.0, new_highest)
@@ -186,7 +187,9 @@ def select_cpu_config(num_tokens: int, num_sequences: int, head_size: int, group
     return PagedAttentionConfig(block_m // group, block_m, 128 if prefill else 64, block_d, num_warps=1, num_stages=1)
 
 
-def _compile_case(num_tokens: int, head_size: int, group: int, dtype: torch.dtype, type_name: str) -> CompileCase:
+def _compile_case(
+    num_tokens: int, head_size: int, group: int, dtype: torch.dtype, type_name: str, window: bool = False
+) -> CompileCase:
     config = select_config(num_tokens, 16, head_size, group, dtype)
     pointers = {f"{name}_ptr": type_name for name in ("query", "key_cache", "value_cache")}
     tables = {f"{name}_ptr": "*i32" for name in ("block_table", "seq_lens", "query_start_loc")}
@@ -200,6 +203,7 @@ def _compile_case(num_tokens: int, head_size: int, group: int, dtype: torch.dtyp
             "S": 16,
             "D": head_size,
             "GROUP": group,
+            "HAS_WINDOW": window,
             "BLOCK_Q": config.block_q,
             "BLOCK_M": config.block_m,
             "BLOCK_N": config.block_n,
@@ -214,6 +218,7 @@ COMPILE_CASES = [
     _compile_case(16, 64, 3, torch.bfloat16, "*bf16"),
     _compile_case(2048, 128, 4, torch.bfloat16, "*bf16"),
     _compile_case(2048, 96, 1, torch.float32, "*fp32"),
+    _compile_case(2048, 128, 4, torch.bfloat16, "*bf16", window=True),
 ]
 
 
@@ -246,7 +251,7 @@ def launch_paged_attention(
         (num_tokens // config.block_q + num_sequences, num_kv_heads),
         (query, key_cache, value_cache, block_table, seq_lens, query_start_loc, out),
         (scale, window, num_sequences, *strides),
-        (key_cache.shape[1], head_size, group, *tiles),
+        (key_cache.shape[1], head_size, group, window > 0, *tiles),
         config.num_warps,
         config.num_stages,
     )
