@@ -10,6 +10,7 @@ from vllm_triton.ops.apply_penalties import apply_penalties
 from vllm_triton.ops.embedding import embedding
 from vllm_triton.ops.fused_add_rms_norm import fused_add_rms_norm
 from vllm_triton.ops.linear import linear
+from vllm_triton.ops.merge_attention_states import merge_attention_states
 from vllm_triton.ops.paged_attention import paged_attention
 from vllm_triton.ops.reshape_and_cache import reshape_and_cache
 from vllm_triton.ops.rms_norm import rms_norm
@@ -24,6 +25,7 @@ __all__ = [
     "embedding",
     "fused_add_rms_norm",
     "linear",
+    "merge_attention_states",
     "paged_attention",
     "reshape_and_cache",
     "rms_norm",

@@ -125,6 +125,8 @@ class Contract:
         args: its arguments in order.
         results: its results in order; empty for an op that only mutates.
         constraint: (dims) -> None or "{argument} must {rule}, got {value}" for what shape strings cannot say.
+        combination: (arguments by name) -> the same, for dtypes, numbers and missing arguments that do not go together.
+        defaults: values of the last arguments, where a caller leaves them out.
         flops: (dims) -> floating-point operations of one call.
         bytes: (dims, itemsize of the first floating argument) -> bytes moved at least; by default every argument is
             read and every result written once.
@@ -141,6 +143,8 @@ class Contract:
     args: Mapping[str, Argument]
     results: Mapping[str, Tensor] = field(default_factory=dict)
     constraint: Callable[[Dims], str | None] | None = None
+    combination: Callable[[Mapping[str, Any]], str | None] | None = None
+    defaults: tuple[Any, ...] = ()
     flops: Callable[[Dims], int] = lambda dims: 0
     bytes: Callable[[Dims, int], int] | None = None
     test_dims: Callable[[Any], Dims] = lambda pick: {}
@@ -177,7 +181,7 @@ class Contract:
         """What a call with these arguments returned, then the arguments that it wrote into."""
         returned = results if isinstance(results, tuple) else () if results is None else (results,)
         named = dict(zip(self.args, values, strict=True))
-        return *returned, *(named[name] for name in self.mutated)
+        return *returned, *(named[name] for name in self.mutated if named[name] is not None)
 
     def bind(self, values: tuple[Any, ...]) -> Dims:
         """The sizes that these arguments fix, without checking them."""
@@ -212,6 +216,8 @@ class Contract:
             self._check_shape(name, arg, value, dims)
         if self.constraint is not None and (problem := self.constraint(dims)) is not None:
             raise ShapeError(f"{self.name}: {problem}")
+        if self.combination is not None and (problem := self.combination(named)) is not None:
+            raise DTypeError(f"{self.name}: {problem}")
         return dims
 
     def _check_scalar(self, name: str, arg: Scalar, value: Any) -> None:

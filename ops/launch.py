@@ -25,6 +25,7 @@ class CompileCase:
         signature: argument -> Triton type ("*bf16", "i32", "fp32"), constexprs left out.
         constexprs: argument -> value.
         num_warps, num_stages: as at launch.
+        without: targets (compile.aot.TARGETS) whose machines lack what the kernel needs, with the reason.
     """
 
     kernel: Callable[..., Any]
@@ -32,6 +33,7 @@ class CompileCase:
     constexprs: Mapping[str, Any] = field(default_factory=dict)
     num_warps: int = 4
     num_stages: int = 3
+    without: Mapping[str, str] = field(default_factory=dict)
 
 
 def supports_triton(situation: Situation) -> str | None:

@@ -57,6 +57,28 @@ def current_platform() -> Platform:
     return CPU
 
 
+# Of an H100 and an H200, where kernels are compiled for a GPU that is not there.
+_GPU_PROCESSORS = 132
+
+
+def num_processors(device: torch.device) -> int:
+    """Programs that the device runs side by side: threads of a CPU, multiprocessors of a GPU."""
+    if device.type == "cpu":
+        return torch.get_num_threads()
+    return _num_multiprocessors(device.index or 0) if torch.cuda.is_available() else _GPU_PROCESSORS
+
+
+def lacks_fp8(device: str) -> bool:
+    """Whether it is an NVIDIA GPU, and here, without e4m3: one before compute capability 8.9."""
+    here = device == "cuda" and torch.cuda.is_available() and not torch.version.hip
+    return here and torch.cuda.get_device_capability() < (8, 9)
+
+
+@functools.cache
+def _num_multiprocessors(index: int) -> int:
+    return torch.cuda.get_device_properties(index).multi_processor_count
+
+
 def triton_interprets() -> bool:
     """Whether @triton.jit kernels run in Triton's interpreter (TRITON_INTERPRET, read when they are decorated)."""
     import triton

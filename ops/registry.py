@@ -29,6 +29,7 @@ class Situation:
     head_size: int | None = None
     block_size: int | None = None
     sliding_window: int | None = None
+    kv_cache_dtype: torch.dtype | None = None
 
 
 Supports = Callable[[Situation], str | None]
@@ -94,6 +95,9 @@ class Op:
         self.torch_op = getattr(getattr(torch.ops, NAMESPACE), self.name).default
 
     def __call__(self, *args: Any) -> Any:
+        missing = len(self.contract.args) - len(args)
+        if missing and missing <= len(self.contract.defaults):
+            args += self.contract.defaults[-missing:]
         if torch.compiler.is_compiling():
             return self.torch_op(*args)
         if _calls.trusted:  # without torch's dispatcher, which takes as long as a small op
@@ -192,7 +196,8 @@ def define_op(
         signature = function.__code__.co_varnames[: function.__code__.co_argcount]
         if list(signature) != list(args):
             raise RegistryError(f"{name}: contract must list the arguments {list(signature)}, got {list(args)}")
-        op = Op(Contract(name, args, results or {}, **contract_fields), reference, function.__doc__)
+        defaults = function.__defaults__ or ()  # type: ignore[attr-defined]
+        op = Op(Contract(name, args, results or {}, defaults=defaults, **contract_fields), reference, function.__doc__)
         OPS[name] = op
         return op
 

@@ -5,24 +5,34 @@ from typing import Any
 import torch
 
 from vllm_triton.ops.contract import Dims
+from vllm_triton.ops.testing.inputs import poison
 
+# What a cache may hold in place of the query's dtype; its values are then multiplied by a scale.
+QUANTIZED = (torch.float8_e4m3fn, torch.int8)
 # What rows of `out` that belong to no query hold before and after.
 OUT_POISON = 0.5
 
 
 def draw_dims(pick: Any) -> Dims:
-    """Small ragged batches; "window" and "ragged" are no sizes but steer `arrange_batch`."""
+    """Small ragged batches; names in lower case are no sizes but steer `arrange_batch`."""
     num_kv_heads, num_sequences, num_blocks = pick(1, 2), pick(1, 3), pick(1, 3)
+    is_causal = pick.of(1, 1, 1, 0)
     return {
+        "Q": pick.of(1, num_kv_heads),
+        "softcap": pick.of(0, 0, 2),
+        "is_causal": is_causal,
+        "sinks": pick(0, 1),
+        "quantized": pick.of(0, 0, 1, 2),
+        "lse": pick(0, 1),
         "T": pick(1, 40),
         "G": num_kv_heads,
         "H": num_kv_heads * pick.of(1, 3, 4),
-        "D": pick.of(16, 24, 80),
+        "D": pick.of(16, 24, 80, 96),
         "S": pick.of(16, 32),
         "B": num_sequences,
         "M": num_blocks,
         "P": num_sequences * num_blocks + 1 + pick(0, 2),
-        "window": pick.of(0, 1, 7, 40),
+        "window": pick.of(0, 1, 7, 40) if is_causal else 0,
         "ragged": 1,
     }
 
@@ -38,8 +48,26 @@ def arrange_batch(inputs: dict[str, Any], dims: Dims, generator: torch.Generator
     else:
         query_lens, seq_lens = [min(dims["T"] // num_sequences, longest)] * num_sequences, [longest] * num_sequences
     inputs["window"] = dims.get("window", 0)
+    inputs["softcap"] = float(dims.get("softcap", 0))
+    inputs["is_causal"] = bool(dims.get("is_causal", 1))
+    for name in ("sinks", "lse"):
+        if not dims.get(name):
+            inputs[name] = None
+    quantize_caches(inputs, (None, *QUANTIZED)[dims.get("quantized", 0)], generator)
     blocks = 1 + torch.randperm(dims["P"] - 1, generator=generator)
     fill_batch(inputs, query_lens, seq_lens, blocks)
+
+
+def quantize_caches(inputs: dict[str, Any], dtype: torch.dtype | None, generator: torch.Generator) -> None:
+    """Caches of this dtype with scales in place of those that are there; None leaves them, without scales."""
+    for name in ("key", "value"):
+        if dtype is None:
+            inputs[f"{name}_scale"] = None
+            continue
+        scale = torch.rand(inputs[f"{name}_scale"].shape, generator=generator) * 0.03 + 0.02
+        values = inputs[f"{name}_cache"].float() / scale[:, None]
+        inputs[f"{name}_cache"] = (values.round().clamp(-127, 127) if dtype == torch.int8 else values).to(dtype)
+        inputs[f"{name}_scale"] = scale
 
 
 def fill_batch(inputs: dict[str, Any], query_lens: list[int], seq_lens: list[int], blocks: torch.Tensor) -> None:
@@ -63,10 +91,14 @@ def fill_batch(inputs: dict[str, Any], query_lens: list[int], seq_lens: list[int
         table[row, block_indices] = mine.to(table.dtype)
         owned[table[row, positions // slots_per_page].long(), positions % slots_per_page] = True
     for name in ("key_cache", "value_cache"):
-        inputs[name][~owned] = float("nan")
+        cache = inputs[name]
+        poisoned = cache.new_full((), poison(cache.dtype))
+        cache.view(torch.int8)[~owned] = poisoned.expand(cache.shape[2:]).contiguous().view(torch.int8)
     inputs["seq_lens"].copy_(torch.tensor(seq_lens))
     inputs["query_start_loc"].copy_(torch.tensor([0, *query_lens]).cumsum(0))
     inputs["out"].fill_(OUT_POISON)
+    if inputs.get("lse") is not None:
+        inputs["lse"].fill_(OUT_POISON)
 
 
 def _draw_lengths(

@@ -11,7 +11,7 @@ with PagedAttention", section 4.
 """
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -19,6 +19,15 @@ import triton.language as tl
 
 from vllm_triton.ops.launch import CompileCase, launch, next_power_of_2, supports_triton
 from vllm_triton.ops.paged_attention.op import paged_attention
+from vllm_triton.ops.paged_attention.splits import (
+    COMPILE_CASE,
+    KEYS_PER_SPLIT,
+    LN_2,
+    merge_splits,
+    select_num_splits,
+)
+from vllm_triton.ops.platforms import lacks_fp8
+from vllm_triton.ops.registry import Situation
 
 # tl.dot takes no fewer rows or columns.
 SMALLEST_TILE = 16
@@ -51,6 +60,8 @@ def _find_sequence(query_start_loc_ptr, num_sequences, tile, BLOCK_Q: tl.constex
         "block_table_stride_b",
         "out_stride_t",
         "out_stride_h",
+        "lse_stride_t",
+        "partial_stride_s",
     ],
     do_not_specialize_on_alignment=["query_ptr", "block_table_ptr", "seq_lens_ptr", "query_start_loc_ptr", "out_ptr"],
 )
@@ -62,7 +73,14 @@ def _paged_attention_kernel(
     seq_lens_ptr,  # [B]
     query_start_loc_ptr,  # [B + 1]
     out_ptr,  # [T, H, D]
+    sinks_ptr,  # [H] or None
+    key_scale_ptr,  # [1] or [G], or None
+    value_scale_ptr,
+    lse_ptr,  # [T, H] or None
+    partial_ptr,  # [SPLITS, T, H, D], None for one split
+    partial_lse_ptr,  # [SPLITS, T, H]
     scale: tl.float32,
+    softcap: tl.float32,
     window,
     num_sequences,
     query_stride_t,
@@ -76,16 +94,25 @@ def _paged_attention_kernel(
     block_table_stride_b,
     out_stride_t,
     out_stride_h,
+    lse_stride_t,
+    partial_stride_s,  # rows of D elements from split to split
     S: tl.constexpr,
     D: tl.constexpr,
     GROUP: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
+    IS_CAUSAL: tl.constexpr,
+    SCALE_PER_HEAD: tl.constexpr,
+    SPLITS: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
     """out[t, h] = sum_j softmax_j(scale * query[t, h] . key[j, h // GROUP]) value[j, h // GROUP], see the op.
+
+    With several splits, program z sees part z of the keys and leaves its result and log2-sum-exp2 in partial, unless
+    the keys are so few that the first program sees them all, and writes out.
 
     Source: Dao, "FlashAttention-2", algorithm 1.
     """
@@ -111,11 +138,33 @@ def _paged_attention_kernel(
     context = tl.load(seq_lens_ptr + sequence) - query_len
     positions = context + query_index
     key_start = tl.maximum(context + first_query - window + 1, 0) if HAS_WINDOW else 0
-    key_end = context + tl.minimum(first_query + BLOCK_Q, query_len)
+    key_end = context + (tl.minimum(first_query + BLOCK_Q, query_len) if IS_CAUSAL else query_len)
+    if SPLITS > 1:
+        partial_rows = tl.program_id(2).to(tl.int64) * partial_stride_s + tokens * (tl.num_programs(1) * GROUP) + heads
+        in_use = tl.minimum(tl.maximum((key_end - key_start) // KEYS_PER_SPLIT, 1), SPLITS)
+        if tl.program_id(2) >= in_use:
+            tl.store(partial_lse_ptr + partial_rows, float("-inf"), mask=row_mask)
+            return
+        share = tl.cdiv(tl.cdiv(key_end - key_start, in_use), BLOCK_N) * BLOCK_N
+        key_start += tl.program_id(2) * share
+        key_end = tl.minimum(key_start + share, key_end)
     table_ptr = block_table_ptr + sequence.to(tl.int64) * block_table_stride_b
 
+    score_scale = scale
+    value_scale = 1.0
+    if key_scale_ptr is not None:
+        scale_head = kv_head if SCALE_PER_HEAD else 0
+        score_scale *= tl.load(key_scale_ptr + scale_head)
+        value_scale = tl.load(value_scale_ptr + scale_head)
+
+    # A sink is a key that was seen before the first, with a value of zero. All logarithms are to the base 2.
     highest = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
     mass = tl.zeros([BLOCK_M], dtype=tl.float32)
+    if sinks_ptr is not None:
+        is_first = SPLITS == 1 or tl.program_id(2) == 0
+        if is_first:
+            highest = tl.load(sinks_ptr + heads, mask=row_mask, other=0.0) * LOG2_E
+            mass += 1.0
     total = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
     for start in range(key_start, key_end, BLOCK_N):
         key_positions = start + tl.arange(0, BLOCK_N)
@@ -128,9 +177,14 @@ def _paged_attention_kernel(
         value_offsets = pages * value_stride_p + slots * value_stride_s + kv_head * value_stride_g
         value = tl.load(value_cache_ptr + value_offsets[:, None] + columns[None, :], mask=load_mask, other=0.0)
 
-        scores = tl.dot(query, tl.trans(key), input_precision="ieee") * (scale * LOG2_E)
-        # Keys from key_end on come after every query that is stored.
-        seen = key_positions[None, :] <= positions[:, None]
+        scores = tl.dot(query, tl.trans(key.to(query.dtype)), input_precision="ieee")
+        if HAS_SOFTCAP:  # tanh(x) = 1 - 2 / (exp(2 x) + 1)
+            doubled = scores * (score_scale * 2 * LOG2_E / softcap)
+            scores = (softcap * LOG2_E) * (1 - 2 / (tl.exp2(doubled) + 1))
+        else:
+            scores = scores * (score_scale * LOG2_E)
+        # Keys from key_end on come after every query that is stored, and what ends before ends with a tile.
+        seen = key_positions[None, :] <= positions[:, None] if IS_CAUSAL else key_mask[None, :]
         if HAS_WINDOW:
             seen &= key_positions[None, :] > (positions - window)[:, None]
         scores = tl.where(seen, scores, float("-inf"))
@@ -141,11 +195,20 @@ def _paged_attention_kernel(
         rescale = tl.exp2(highest - subtracted)
         mass = mass * rescale + tl.sum(weights, axis=1)
         total = total * rescale[:, None]
-        total = tl.dot(weights.to(value.dtype), value, total, input_precision="ieee")
+        total = tl.dot(weights.to(query.dtype), value.to(query.dtype), total, input_precision="ieee")
         highest = new_highest
 
-    # Rows of the tile that hold no query may have no mass; they are not stored.
-    result = total / tl.where(mass > 0, mass, 1.0)[:, None]
+    # A query that sees nothing has no mass, and rows of the tile that hold no query may have none.
+    result = total * value_scale / tl.where(mass > 0, mass, 1.0)[:, None]
+    lse = tl.where(mass > 0, highest + tl.log2(mass), float("-inf"))
+    if SPLITS > 1:
+        if in_use > 1:
+            tl.store(partial_ptr + partial_rows[:, None] * D + columns[None, :], result, mask=tile_mask)
+            tl.store(partial_lse_ptr + partial_rows, lse, mask=row_mask)
+            return
+        tl.store(partial_lse_ptr + partial_rows, float("-inf"), mask=row_mask)
+    if lse_ptr is not None:
+        tl.store(lse_ptr + tokens * lse_stride_t + heads, lse * LN_2, mask=row_mask)
     out_offsets = tokens * out_stride_t + heads * out_stride_h
     tl.store(out_ptr + out_offsets[:, None] + columns[None, :], result, mask=tile_mask)
 
@@ -188,22 +251,40 @@ def select_cpu_config(num_tokens: int, num_sequences: int, head_size: int, group
 
 
 def _compile_case(
-    num_tokens: int, head_size: int, group: int, dtype: torch.dtype, type_name: str, window: bool = False
+    num_tokens: int,
+    head_size: int,
+    group: int,
+    dtype: torch.dtype,
+    type_name: str,
+    cache_type: str | None = None,
+    splits: int = 1,
+    window: bool = False,
+    softcap: bool = False,
+    sinks: bool = False,
 ) -> CompileCase:
     config = select_config(num_tokens, 16, head_size, group, dtype)
-    pointers = {f"{name}_ptr": type_name for name in ("query", "key_cache", "value_cache")}
+    pointers = {"query_ptr": type_name}
+    pointers |= {f"{name}_ptr": cache_type or type_name for name in ("key_cache", "value_cache")}
+    extras = {"sinks_ptr": sinks, "key_scale_ptr": cache_type, "value_scale_ptr": cache_type, "lse_ptr": False}
+    extras |= {"partial_ptr": splits > 1, "partial_lse_ptr": splits > 1}
+    pointers |= {name: "*fp32" for name, is_given in extras.items() if is_given}
     tables = {f"{name}_ptr": "*i32" for name in ("block_table", "seq_lens", "query_start_loc")}
     numbers = ["window", "num_sequences", "query_stride_t", "query_stride_h"]
     numbers += [f"{cache}_stride_{axis}" for cache in ("key", "value") for axis in "psg"]
-    numbers += ["block_table_stride_b", "out_stride_t", "out_stride_h"]
+    numbers += ["block_table_stride_b", "out_stride_t", "out_stride_h", "lse_stride_t", "partial_stride_s"]
     return CompileCase(
         _paged_attention_kernel,
-        pointers | tables | {"out_ptr": type_name, "scale": "fp32"} | dict.fromkeys(numbers, "i32"),
-        {
+        pointers | tables | {"out_ptr": type_name, "scale": "fp32", "softcap": "fp32"} | dict.fromkeys(numbers, "i32"),
+        {name: None for name, is_given in extras.items() if not is_given}
+        | {
             "S": 16,
             "D": head_size,
             "GROUP": group,
             "HAS_WINDOW": window,
+            "HAS_SOFTCAP": softcap,
+            "IS_CAUSAL": True,
+            "SCALE_PER_HEAD": True,
+            "SPLITS": splits,
             "BLOCK_Q": config.block_q,
             "BLOCK_M": config.block_m,
             "BLOCK_N": config.block_n,
@@ -214,15 +295,27 @@ def _compile_case(
     )
 
 
+_WITHOUT_FP8 = {"cuda:80": "fp8 e4m3 begins with compute capability 8.9"}
 COMPILE_CASES = [
     _compile_case(16, 64, 3, torch.bfloat16, "*bf16"),
     _compile_case(2048, 128, 4, torch.bfloat16, "*bf16"),
     _compile_case(2048, 96, 1, torch.float32, "*fp32"),
-    _compile_case(2048, 128, 4, torch.bfloat16, "*bf16", window=True),
+    _compile_case(2048, 64, 8, torch.bfloat16, "*bf16", window=True, sinks=True),
+    _compile_case(2048, 256, 2, torch.bfloat16, "*bf16", window=True, softcap=True),
+    _compile_case(16, 128, 4, torch.bfloat16, "*bf16", splits=16),
+    replace(_compile_case(16, 128, 4, torch.bfloat16, "*bf16", cache_type="*fp8e4nv"), without=_WITHOUT_FP8),
+    _compile_case(16, 128, 4, torch.bfloat16, "*bf16", cache_type="*i8"),
+    COMPILE_CASE,
 ]
 
 
-@paged_attention.impl("triton", supports=supports_triton, compile_cases=COMPILE_CASES)
+def _supports(situation: Situation) -> str | None:
+    if situation.kv_cache_dtype == torch.float8_e4m3fn and lacks_fp8(situation.device):
+        return "the GPU has no fp8 e4m3, which begins with compute capability 8.9"
+    return supports_triton(situation)
+
+
+@paged_attention.impl("triton", supports=_supports, compile_cases=COMPILE_CASES)
 def launch_paged_attention(
     out: torch.Tensor,
     query: torch.Tensor,
@@ -233,6 +326,12 @@ def launch_paged_attention(
     query_start_loc: torch.Tensor,
     scale: float,
     window: int,
+    softcap: float = 0.0,
+    is_causal: bool = True,
+    sinks: torch.Tensor | None = None,
+    key_scale: torch.Tensor | None = None,
+    value_scale: torch.Tensor | None = None,
+    lse: torch.Tensor | None = None,
 ) -> None:
     num_tokens, num_heads, head_size = query.shape
     num_kv_heads, num_sequences = key_cache.shape[2], seq_lens.shape[0]
@@ -243,15 +342,31 @@ def launch_paged_attention(
         config = select_cpu_config(num_tokens, num_sequences, head_size, group)
     else:
         config = select_config(num_tokens, num_sequences, head_size, group, query.dtype)
+    grid = (num_tokens // config.block_q + num_sequences, num_kv_heads)
+    splits, partial, partial_lse = 1, None, None
+    if num_tokens < PREFILL_QUERIES * num_sequences:
+        most_keys = block_table.shape[1] * key_cache.shape[1]
+        splits = select_num_splits(num_sequences * num_kv_heads, most_keys, query.device)
+    if splits > 1:
+        partial = torch.empty((splits, *query.shape), dtype=torch.float32, device=query.device)
+        partial_lse = torch.empty((splits, num_tokens, num_heads), dtype=torch.float32, device=query.device)
     caches = (*key_cache.stride()[:3], *value_cache.stride()[:3])
     strides = (*query.stride()[:2], *caches, block_table.stride(0), *out.stride()[:2])
+    strides += (0 if lse is None else lse.stride(0), num_tokens * num_heads)
+    per_head = key_scale is not None and key_scale.shape[0] > 1
+    flags = (window > 0, softcap > 0, is_causal, per_head, splits)
     tiles = (config.block_q, config.block_m, config.block_n, config.block_d)
     launch(
         _paged_attention_kernel,
-        (num_tokens // config.block_q + num_sequences, num_kv_heads),
-        (query, key_cache, value_cache, block_table, seq_lens, query_start_loc, out),
-        (scale, window, num_sequences, *strides),
-        (key_cache.shape[1], head_size, group, window > 0, *tiles),
+        grid if splits == 1 else (*grid, splits),
+        (
+            *(query, key_cache, value_cache, block_table, seq_lens, query_start_loc, out),
+            *(sinks, key_scale, value_scale, lse, partial, partial_lse),
+        ),
+        (scale, softcap, window, num_sequences, *strides),
+        (key_cache.shape[1], head_size, group, *flags, *tiles),
         config.num_warps,
         config.num_stages,
     )
+    if partial is not None and partial_lse is not None:
+        merge_splits(partial, partial_lse, query_start_loc, out, lse)

@@ -2,13 +2,15 @@
 
 Rows with one query (decode) are gathered into one padded batch; rows with more take one call each. The heads that share
 a KV head are folded into the query length, or into a head dimension of stride 0, so that no key is copied per head.
-Both ways reach torch's flash kernel, which accumulates in float32.
+Both ways reach torch's flash kernel, which accumulates in float32. It has no soft cap, sinks, quantized keys or
+log-sum-exp: calls with one of them take the reference's way.
 """
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from vllm_triton.ops.paged_attention.op import paged_attention
+from vllm_triton.ops.paged_attention.reference import paged_attention_reference
 from vllm_triton.ops.registry import HOST_READS
 
 # Decode rows go together while they gather no more keys than this, so that what was gathered is still in the cache when
@@ -29,7 +31,19 @@ def paged_attention_torch(
     query_start_loc: torch.Tensor,
     scale: float,
     window: int,
+    softcap: float = 0.0,
+    is_causal: bool = True,
+    sinks: torch.Tensor | None = None,
+    key_scale: torch.Tensor | None = None,
+    value_scale: torch.Tensor | None = None,
+    lse: torch.Tensor | None = None,
 ) -> None:
+    if softcap or not is_causal or any(tensor is not None for tensor in (sinks, key_scale, lse)):
+        extras = (softcap, is_causal, sinks, key_scale, value_scale, lse)
+        paged_attention_reference(
+            out, query, key_cache, value_cache, block_table, seq_lens, query_start_loc, scale, window, *extras
+        )
+        return
     starts, lengths = query_start_loc.tolist(), seq_lens.tolist()
     decoding = [row for row in range(len(lengths)) if starts[row + 1] - starts[row] == 1]
     alone = [row for row in range(len(lengths)) if starts[row + 1] - starts[row] > 1]

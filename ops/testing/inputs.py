@@ -79,6 +79,11 @@ def poison(dtype: torch.dtype) -> float | int | bool:
     return float("nan") if dtype.is_floating_point else torch.iinfo(dtype).min
 
 
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether all bytes are equal: NaN equals the same NaN, and small floats need no arithmetic of their own."""
+    return torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
+
+
 def _with_margins(value: torch.Tensor) -> torch.Tensor:
     """The same values as a view with 1 poisoned row before, 1 after, and 8 poisoned columns after each row."""
     shape = list(value.shape)

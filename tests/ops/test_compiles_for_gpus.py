@@ -19,6 +19,7 @@ CASES = [
     for implementation in op.implementations.values()
     for index in range(len(implementation.compile_cases))
     for target in TARGETS
+    if target not in implementation.compile_cases[index].without
 ]
 
 

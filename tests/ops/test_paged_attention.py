@@ -5,8 +5,11 @@ import functools
 import pytest
 import torch
 
-from vllm_triton.ops.paged_attention import kernel, paged_attention, vectorised
-from vllm_triton.ops.paged_attention.batches import OUT_POISON, fill_batch
+from vllm_triton.ops.errors import OpError
+from vllm_triton.ops.merge_attention_states import merge_attention_states
+from vllm_triton.ops.paged_attention import kernel, paged_attention, splits, vectorised
+from vllm_triton.ops.paged_attention.batches import OUT_POISON, fill_batch, quantize_caches
+from vllm_triton.ops.paged_attention.cascade import cascade_attention
 from vllm_triton.ops.testing import assert_within_rounding, suite
 
 IMPLEMENTATIONS = sorted(paged_attention.implementations)
@@ -33,6 +36,11 @@ def make_batch(
     head_size: int = 32,
     block_size: int = 16,
     window: int = 0,
+    softcap: float = 0.0,
+    is_causal: bool = True,
+    sinks: bool = False,
+    quantized: torch.dtype | None = None,
+    lse: bool = False,
     padding: int = 3,
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
@@ -56,7 +64,14 @@ def make_batch(
         "query_start_loc": torch.zeros(num_rows + 1, dtype=torch.int32),
         "scale": head_size**-0.5,
         "window": window,
+        "softcap": softcap,
+        "is_causal": is_causal,
+        "sinks": torch.randn(heads, generator=generator) if sinks else None,
+        "key_scale": torch.empty(kv_heads),
+        "value_scale": torch.empty(kv_heads),
+        "lse": torch.empty(num_tokens, heads) if lse else None,
     }
+    quantize_caches(batch, quantized, generator)
     fill_batch(batch, query_lens, seq_lens, 1 + torch.randperm(num_pages - 1, generator=generator))
     return batch
 
@@ -223,3 +238,139 @@ def test_config_fits_shared_memory_and_covers_the_heads(head_size, dtype, group)
         assert config.block_q >= 1 and config.block_q * group <= config.block_m
         assert config.block_d >= head_size and config.block_n >= 16
         assert 2 * 2 * config.block_n * config.block_d * dtype.itemsize <= max(65536, 4 * 16 * 256 * dtype.itemsize)
+
+
+def attend_one_by_one(batch: dict[str, object]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Every query and head by itself, in float64, as the op's docstring says: out and lse of real tokens."""
+    starts, block_size = batch["query_start_loc"].tolist(), batch["key_cache"].shape[1]
+    group = batch["query"].shape[1] // batch["key_cache"].shape[2]
+    caches = {name: batch[f"{name}_cache"].double() for name in ("key", "value")}
+    for name in caches:
+        if batch[f"{name}_scale"] is not None:
+            caches[name] = caches[name] * batch[f"{name}_scale"].double()[:, None]
+    out = torch.zeros(starts[-1], *batch["query"].shape[1:], dtype=torch.float64)
+    lse = torch.zeros(out.shape[:2], dtype=torch.float64)
+    for row, seq_len in enumerate(batch["seq_lens"].tolist()):
+        for token in range(starts[row], starts[row + 1]):
+            position = seq_len - (starts[row + 1] - token)
+            first = max(position - batch["window"] + 1, 0) if batch["window"] else 0
+            last = position if batch["is_causal"] else seq_len - 1
+            seen = [(int(batch["block_table"][row, j // block_size]), j % block_size) for j in range(first, last + 1)]
+            for head in range(out.shape[1]):
+                mass, total = 0.0, torch.zeros(out.shape[2], dtype=torch.float64)
+                for page, slot in seen:
+                    key = caches["key"][page, slot, head // group]
+                    score = batch["scale"] * torch.dot(batch["query"][token, head].double(), key)
+                    if batch["softcap"]:
+                        score = batch["softcap"] * torch.tanh(score / batch["softcap"])
+                    mass += score.exp()
+                    total += score.exp() * caches["value"][page, slot, head // group]
+                if batch["sinks"] is not None:
+                    mass += batch["sinks"][head].double().exp()
+                out[token, head], lse[token, head] = total / mass, mass.log()
+    return out, lse
+
+
+VARIANTS = {
+    "softcap": {"softcap": 2.0},
+    "sinks": {"sinks": True},
+    "sinks and window": {"sinks": True, "window": 5},
+    "int8": {"quantized": torch.int8},
+    "fp8": {"quantized": torch.float8_e4m3fn},
+    "not causal": {"is_causal": False},
+    "all": {"softcap": 2.0, "sinks": True, "quantized": torch.int8, "window": 5},
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_reference_is_the_formula(variant):
+    batch = make_batch([1, 6, 0, 3], [9, 6, 0, 20], lse=True, heads=4, **VARIANTS[variant])
+    wide = suite.widened(batch)
+    paged_attention.reference(*wide.values())
+    out, lse = attend_one_by_one(batch)
+    torch.testing.assert_close(wide["out"][:10], out, rtol=1e-6, atol=1e-6)  # scales are float32
+    torch.testing.assert_close(wide["lse"][:10], lse, rtol=1e-6, atol=1e-6)
+
+
+def attend_with_lse(implementation: str, batch: dict[str, object]) -> dict[str, torch.Tensor]:
+    arguments = batch | {name: batch[name].clone() for name in ("out", "lse")}
+    paged_attention.contract.check(tuple(arguments.values()))
+    return suite.run(paged_attention, paged_attention.implementations[implementation], arguments)
+
+
+def assert_all_right(implementation: str, batch: dict[str, object]) -> None:
+    exact = suite.run(paged_attention, paged_attention.reference, suite.widened(batch))
+    eager, actual = attend_with_lse("reference", batch), attend_with_lse(implementation, batch)
+    for name, value in actual.items():
+        assert_within_rounding(value, exact[name], eager[name], what=name)
+
+
+@pytest.mark.parametrize("implementation", FAST)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_variants(implementation, variant):
+    assert_all_right(implementation, make_batch([1, 40, 0, 3], [300, 40, 0, 150], lse=True, **VARIANTS[variant]))
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_a_query_that_sees_nothing(implementation):
+    batch = make_batch([2, 1], [0, 5], lse=True, is_causal=False)
+    result = attend_with_lse(implementation, batch)
+    assert (result["out"][:2] == 0).all() and (result["lse"][:2] == float("-inf")).all()
+    assert (result["out"][2] != 0).all() and result["lse"][2].isfinite().all()
+    assert (result["lse"][3:] == OUT_POISON).all()
+
+
+@pytest.mark.parametrize("splits", [2, 4, 32])
+@pytest.mark.parametrize("variant", [None, "sinks and window", "softcap", "int8", "not causal"])
+def test_keys_split_over_programs(monkeypatch, splits, variant):
+    monkeypatch.setattr(kernel, "select_num_splits", lambda *arguments: splits)
+    lengths = [1, 255, 256, 511, 512, 600, 1025, 0]
+    extras = {**VARIANTS.get(variant, {}), **({"window": 700} if variant == "sinks and window" else {})}
+    batch = make_batch([min(length, 1) for length in lengths], lengths, heads=4, head_size=24, lse=True, **extras)
+    assert_all_right("triton", batch)
+    several = make_batch([2, 3, 1], [700, 3, 300], heads=4, head_size=24, lse=True, **extras)
+    assert_all_right("triton", several)
+
+
+def test_number_of_splits():
+    def select(num_programs: int, most_keys: int, wanted: int = 264) -> int:
+        return splits._select(num_programs, most_keys, wanted)
+
+    assert [select(n, 8192) for n in (8, 16, 33, 132, 133, 1000)] == [32, 16, 8, 2, 1, 1]
+    assert [select(8, keys) for keys in (16, 256, 511, 512, 1024, 10**6)] == [1, 1, 1, 2, 4, 32]
+    # Kernels that are ready for all powers of two of programs are so for all numbers of them.
+    ready = {select(1 << power, 8192) for power in range(12)}
+    assert {select(programs, 8192) for programs in range(1, 2048)} <= ready
+
+
+@pytest.mark.parametrize("implementation", FAST)
+@pytest.mark.parametrize("quantized", [None, torch.int8])
+def test_cascade_of_a_shared_beginning(implementation, quantized):
+    batch = make_batch([1, 5, 1, 0], [90, 70, 65, 0], quantized=quantized, softcap=4.0)
+    batch["block_table"][1:3, :4] = batch["block_table"][0, :4]
+    out = torch.full_like(batch["out"], torch.nan)
+    arguments = [batch[name] for name in ("query", "key_cache", "value_cache", "block_table", "seq_lens")]
+    tail = (4, batch["scale"], batch["softcap"], batch["key_scale"], batch["value_scale"])
+    with paged_attention.using(implementation), merge_attention_states.using(implementation):
+        cascade_attention(out, *arguments, batch["query_start_loc"], *tail)
+    exact, eager = attend_exactly(batch), attend("reference", batch)
+    assert_within_rounding(out[:7], exact[:7], eager[:7])
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"key_cache": torch.int8}, "value_cache must have the dtype of key_cache"),
+        ({"key_cache": torch.int8, "value_cache": torch.int8}, "key_scale and value_scale must be tensors"),
+        ({"key_cache": torch.float16, "value_cache": torch.float16}, "key_cache must have the dtype of query"),
+        ({"key_scale": torch.ones(2)}, "key_scale must be None for a cache of torch.float32"),
+        ({"key_scale": torch.ones(3), "value_scale": torch.ones(3)}, "key_scale must have 1 element or G = 2, got 3"),
+        ({"is_causal": False, "window": 3}, "window must be 0 where is_causal is False, got 3"),
+    ],
+)
+def test_what_does_not_go_together(change, message):
+    batch = make_batch([1], [20])
+    for name, value in change.items():
+        batch[name] = batch[name].to(value) if isinstance(value, torch.dtype) else value
+    with pytest.raises(OpError, match=message):
+        paged_attention(*batch.values())
