@@ -295,7 +295,7 @@ def _compile_case(
     )
 
 
-_WITHOUT_FP8 = {"cuda:80": "fp8 e4m3 begins with compute capability 8.9"}
+WITHOUT_FP8 = {"cuda:80": "fp8 e4m3 begins with compute capability 8.9"}
 COMPILE_CASES = [
     _compile_case(16, 64, 3, torch.bfloat16, "*bf16"),
     _compile_case(2048, 128, 4, torch.bfloat16, "*bf16"),
@@ -303,19 +303,20 @@ COMPILE_CASES = [
     _compile_case(2048, 64, 8, torch.bfloat16, "*bf16", window=True, sinks=True),
     _compile_case(2048, 256, 2, torch.bfloat16, "*bf16", window=True, softcap=True),
     _compile_case(16, 128, 4, torch.bfloat16, "*bf16", splits=16),
-    replace(_compile_case(16, 128, 4, torch.bfloat16, "*bf16", cache_type="*fp8e4nv"), without=_WITHOUT_FP8),
+    replace(_compile_case(16, 128, 4, torch.bfloat16, "*bf16", cache_type="*fp8e4nv"), without=WITHOUT_FP8),
     _compile_case(16, 128, 4, torch.bfloat16, "*bf16", cache_type="*i8"),
     COMPILE_CASE,
 ]
 
 
-def _supports(situation: Situation) -> str | None:
+def supports_cache(situation: Situation) -> str | None:
+    """The reason why Triton does not read or write this cache here, or None."""
     if situation.kv_cache_dtype == torch.float8_e4m3fn and lacks_fp8(situation.device):
         return "the GPU has no fp8 e4m3, which begins with compute capability 8.9"
     return supports_triton(situation)
 
 
-@paged_attention.impl("triton", supports=_supports, compile_cases=COMPILE_CASES)
+@paged_attention.impl("triton", supports=supports_cache, compile_cases=COMPILE_CASES)
 def launch_paged_attention(
     out: torch.Tensor,
     query: torch.Tensor,

@@ -19,13 +19,18 @@ def _constraint(dims: Dims) -> str | None:
 
 
 def _combination(arguments: Mapping[str, Any]) -> str | None:
-    cache, query = arguments["key_cache"].dtype, arguments["query"].dtype
-    scales = [name for name in ("key_scale", "value_scale") if arguments[name] is not None]
     if not arguments["is_causal"] and arguments["window"]:
         return f"window must be 0 where is_causal is False, got {arguments['window']}"
+    return why_not_cache(arguments, "query")
+
+
+def why_not_cache(arguments: Mapping[str, Any], like: str) -> str | None:
+    """Why the caches do not go with the argument `like`, or with their scales; None where they do."""
+    cache, dtype = arguments["key_cache"].dtype, arguments[like].dtype
+    scales = [name for name in ("key_scale", "value_scale") if arguments[name] is not None]
     if cache not in QUANTIZED:
-        if cache != query:
-            return f"key_cache must have the dtype of query, {query}, or a quantized one, got {cache}"
+        if cache != dtype:
+            return f"key_cache must have the dtype of {like}, {dtype}, or a quantized one, got {cache}"
         return f"{scales[0]} must be None for a cache of {cache}, got a tensor" if scales else None
     if len(scales) < 2:
         return f"key_scale and value_scale must be tensors for a cache of {cache}, got None"

@@ -4,6 +4,7 @@ import torch
 
 from vllm_triton.ops.registry import HOST_READS, Situation
 from vllm_triton.ops.reshape_and_cache.op import reshape_and_cache
+from vllm_triton.ops.reshape_and_cache.reference import quantized
 
 
 def _supports(situation: Situation) -> str | None:
@@ -19,6 +20,8 @@ def reshape_and_cache_torch(
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
     slot_mapping: torch.Tensor,
+    key_scale: torch.Tensor | None = None,
+    value_scale: torch.Tensor | None = None,
 ) -> None:
     if slot_mapping.numel() == 0:
         return
@@ -28,5 +31,10 @@ def reshape_and_cache_torch(
         key, value, slot_mapping = key[tokens], value[tokens], slot_mapping[tokens]
     slots_per_page = key_cache.shape[1]
     cells = (slot_mapping // slots_per_page, slot_mapping % slots_per_page)
+    if key_scale is not None and value_scale is not None:
+        # Of bytes, since torch puts no small floats.
+        key = quantized(key, key_scale, key_cache.dtype).view(torch.int8)
+        value = quantized(value, value_scale, value_cache.dtype).view(torch.int8)
+        key_cache, value_cache = key_cache.view(torch.int8), value_cache.view(torch.int8)
     key_cache.index_put_(cells, key)
     value_cache.index_put_(cells, value)

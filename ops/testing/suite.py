@@ -15,6 +15,7 @@ from vllm_triton.ops.registry import Op
 from vllm_triton.ops.testing.inputs import Pick, make_inputs, margins_untouched, placed, same_bits
 from vllm_triton.ops.testing.tolerance import assert_within_rounding
 
+_OPCHECKS = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
 _BAD_NUMBERS: tuple[Any, ...] = (-1, -1.0, 0, 0.0, 2.0, float("nan"), float("inf"))
 
 
@@ -135,8 +136,11 @@ def _assert_rejected(op: Op, inputs: dict[str, Any], name: str) -> None:
 def check_opcheck(op: Op, implementation: str, dtype: torch.dtype) -> None:
     """torch.library.opcheck: the schema tells the truth, and the fake matches in shape, stride and dtype."""
     inputs = make_inputs(op.contract, op.contract.test_dims(Pick.seeded(1)), dtype)
+    tests = list(_OPCHECKS)
+    if any(isinstance(value, torch.Tensor) and value.dtype == torch.float8_e4m3fn for value in inputs.values()):
+        tests.remove("test_schema")  # it computes with the arguments, and torch has no arithmetic of small floats
     with op.using(implementation):
-        torch.library.opcheck(op.torch_op, tuple(inputs.values()))
+        torch.library.opcheck(op.torch_op, tuple(inputs.values()), test_utils=tests)
 
 
 def check_compiles_fullgraph(op: Op, implementation: str, dtype: torch.dtype) -> None:

@@ -33,13 +33,14 @@ def assert_within_rounding(
     if not actual.dtype.is_floating_point:
         assert torch.equal(actual, eager), f"{what}: must be {eager.tolist()}, got {actual.tolist()}"
         return
+    actual, exact = actual.double(), exact.double()
     finite = exact.isfinite()
-    same_outside = torch.equal(actual.double()[~finite].nan_to_num(), exact.double()[~finite].nan_to_num())
+    same_outside = torch.equal(actual[~finite].nan_to_num(), exact[~finite].nan_to_num())
     assert same_outside and bool(actual[finite].isfinite().all()), (
         f"{what}: NaN and infinity must stand where they should"
     )
     if not finite.any():
         return
     band = rounding_band(exact[finite], eager[finite], factor)
-    error = (actual[finite].double() - exact[finite].double()).abs().max().item()
+    error = (actual[finite] - exact[finite]).abs().max().item()
     assert error <= band, f"{what}: error {error:.3e} is above the band {band:.3e}"
