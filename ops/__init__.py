@@ -7,30 +7,36 @@ if __name__ != "vllm_triton.ops":
 
 from vllm_triton.ops.apply_logit_bias import apply_logit_bias
 from vllm_triton.ops.apply_penalties import apply_penalties
+from vllm_triton.ops.apply_token_bitmask import apply_token_bitmask
 from vllm_triton.ops.embedding import embedding
 from vllm_triton.ops.fused_add_rms_norm import fused_add_rms_norm
 from vllm_triton.ops.linear import linear
 from vllm_triton.ops.merge_attention_states import merge_attention_states
 from vllm_triton.ops.paged_attention import paged_attention
+from vllm_triton.ops.rejection_sample import rejection_sample
 from vllm_triton.ops.reshape_and_cache import reshape_and_cache
 from vllm_triton.ops.rms_norm import rms_norm
 from vllm_triton.ops.rotary_embedding import rotary_embedding
 from vllm_triton.ops.sample_tokens import sample_tokens
 from vllm_triton.ops.silu_and_mul import silu_and_mul
+from vllm_triton.ops.token_logprobs import token_logprobs
 from vllm_triton.ops.w4a16_mm import w4a16_mm
 
 __all__ = [
     "apply_logit_bias",
     "apply_penalties",
+    "apply_token_bitmask",
     "embedding",
     "fused_add_rms_norm",
     "linear",
     "merge_attention_states",
     "paged_attention",
+    "rejection_sample",
     "reshape_and_cache",
     "rms_norm",
     "rotary_embedding",
     "sample_tokens",
     "silu_and_mul",
+    "token_logprobs",
     "w4a16_mm",
 ]
