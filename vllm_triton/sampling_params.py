@@ -1,6 +1,8 @@
 """SamplingParams: how one request wants its tokens drawn and when it ends."""
 
+import itertools
 import operator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +37,9 @@ class SamplingParams:
         min_tokens: tokens before which neither EOS nor a stop token can be drawn.
         logprobs: log-probabilities of the k most likely tokens and of the sampled one, 0..20; None for none.
         logit_bias: added to the logits of these token ids, -100..100 each.
+        allowed_token_ids: the only token ids that may be drawn; None for all.
+        bad_words: texts that may not appear: the last token of one is forbidden where those before it stand.
+        bad_words_token_ids: the same as token ids; those of bad_words are added where the request meets a tokenizer.
         detokenize: False returns ids alone, without text.
         skip_special_tokens: leaves special tokens out of the text.
         include_stop_str_in_output: keeps the stop string (or the stop token's text) in the text.
@@ -57,6 +62,9 @@ class SamplingParams:
     min_tokens: int = 0
     logprobs: int | None = None
     logit_bias: dict[int, float] = field(default_factory=dict)
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] = field(default_factory=list)
+    bad_words_token_ids: list[list[int]] = field(default_factory=list)
     detokenize: bool = True
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
@@ -72,6 +80,7 @@ class SamplingParams:
             )
         self.stop_token_ids = list(self.stop_token_ids or [])
         self.logit_bias = _int_keys(self.logit_bias or {})
+        self.bad_words = [self.bad_words] if isinstance(self.bad_words, str) else list(self.bad_words or [])
         if self.top_k == -1:
             self.top_k = 0
         self._verify()
@@ -99,13 +108,36 @@ class SamplingParams:
             raise RequestError("stop needs detokenize=True: stop strings are found in the text", "stop")
         for token in self.stop_token_ids:
             _integer("stop_token_ids", token, 0, None)
+        if self.allowed_token_ids is not None:
+            if not isinstance(self.allowed_token_ids, list | tuple) or not self.allowed_token_ids:
+                raise RequestError(
+                    f"allowed_token_ids must be a non-empty list of integers, got {self.allowed_token_ids!r}",
+                    "allowed_token_ids",
+                )
+            for token in self.allowed_token_ids:
+                _integer("allowed_token_ids", token, 0, None)
+        if not all(isinstance(word, str) and word for word in self.bad_words):
+            raise RequestError(f"bad_words must hold non-empty strings, got {self.bad_words!r}", "bad_words")
+        for ids in self.bad_words_token_ids:
+            if not isinstance(ids, list | tuple) or not ids:
+                raise RequestError(
+                    f"bad_words_token_ids must hold non-empty lists of integers, got {ids!r}", "bad_words_token_ids"
+                )
+            for token in ids:
+                _integer("bad_words_token_ids", token, 0, None)
         for token, bias in self.logit_bias.items():
             _integer("logit_bias", token, 0, None)
             _number("logit_bias", bias, -100, 100)
 
     def verify_vocabulary(self, vocab_size: int) -> None:
         """Refuses token ids that the model does not have."""
-        for name, ids in (("logit_bias", self.logit_bias), ("stop_token_ids", self.stop_token_ids)):
+        named: dict[str, Iterable[int]] = {
+            "logit_bias": self.logit_bias,
+            "stop_token_ids": self.stop_token_ids,
+            "allowed_token_ids": self.allowed_token_ids or (),
+            "bad_words_token_ids": itertools.chain.from_iterable(self.bad_words_token_ids),
+        }
+        for name, ids in named.items():
             for token in ids:
                 if token >= vocab_size:
                     raise RequestError(f"{name} must hold token ids below {vocab_size}, got {token}", name)

@@ -346,7 +346,8 @@ def launch_paged_attention(
     grid = (num_tokens // config.block_q + num_sequences, num_kv_heads)
     splits, partial, partial_lse = 1, None, None
     if num_tokens < PREFILL_QUERIES * num_sequences:
-        most_keys = block_table.shape[1] * key_cache.shape[1]
+        # The table may be cut to the texts that are there; how far apart its rows lie says what it may hold.
+        most_keys = block_table.stride(0) * key_cache.shape[1]
         splits = select_num_splits(num_sequences * num_kv_heads, most_keys, query.device)
     if splits > 1:
         partial = torch.empty((splits, *query.shape), dtype=torch.float32, device=query.device)

@@ -85,6 +85,8 @@ class OutputProcessor:
         if request_id in self._parents:
             raise RequestError(f"request id {request_id!r} is in use: choose another one", "request_id")
         params = dataclasses.replace(params)  # checks it again: its owner may have changed it
+        if params.bad_words:
+            params = dataclasses.replace(params, bad_words=[], bad_words_token_ids=self._bad_words_token_ids(params))
         params.verify_vocabulary(self.vocab_size)
         if self.tokenizer is None and params.detokenize:
             if params.stop:
@@ -102,6 +104,20 @@ class OutputProcessor:
         parent = _Parent(request_id, prompt, params, delta, time.monotonic())
         self._parents[request_id] = parent
         return [self._add_choice(parent, index, room, priority) for index in range(params.n)]
+
+    def _bad_words_token_ids(self, params: SamplingParams) -> list[list[int]]:
+        """Those of the parameters, and each bad word's as it begins a text and as it follows a space."""
+        if self.tokenizer is None:
+            raise RequestError(
+                "bad_words needs a tokenizer, which skip_tokenizer_init left out: use bad_words_token_ids", "bad_words"
+            )
+        found = list(params.bad_words_token_ids)
+        for word in params.bad_words:
+            for text in (word, f" {word.lstrip(' ')}"):
+                ids = self.tokenizer.encode(text, add_special_tokens=False)
+                if ids and ids not in found:
+                    found.append(ids)
+        return found
 
     def _add_choice(self, parent: _Parent, index: int, room: int, priority: int) -> EngineRequest:
         params = parent.params

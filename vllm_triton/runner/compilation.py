@@ -170,3 +170,6 @@ def _run_sampling(runner: ModelRunner, hidden: torch.Tensor, ops_: Mapping[str, 
     floats = wide[:, 0].contiguous()
     ops_["apply_penalties"](wide, integers, integers[:, 0], integers[:, 0], floats, floats, floats)
     ops_["apply_logit_bias"](wide, integers[:, 0].long(), integers[:, 0].long(), floats)
+    words = torch.zeros(size, -(-wide.shape[1] // 32), dtype=torch.int32, device=logits.device)
+    ops_["apply_token_bitmask"](wide, words, integers[:, 0].long())
+    ops_["token_logprobs"](wide, integers[:, 0].long())

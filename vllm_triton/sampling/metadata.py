@@ -52,6 +52,7 @@ class SamplingMetadata:
     draw: Draw
     bias: LogitBias | None = None
     penalties: Penalties | None = None
+    allowed: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)  # row, its token ids
     logprob_rows: torch.Tensor | None = None  # [rows that asked] int64
     logprob_row_list: list[int] = field(default_factory=list)
     num_logprobs: list[int] = field(default_factory=list)
@@ -59,7 +60,7 @@ class SamplingMetadata:
     @property
     def is_plain(self) -> bool:
         """Whether tokens are drawn from the logits as they are, and nothing else is asked of them."""
-        return self.bias is None and self.penalties is None and self.logprob_rows is None
+        return self.bias is None and self.penalties is None and not self.allowed and self.logprob_rows is None
 
 
 class SamplingBuffers:
@@ -122,11 +123,14 @@ def build_sampling_metadata(
         draw=buffers.write(columns, size),
         bias=_logit_bias(batch, row_list, steps, device),
         penalties=_penalties(batch, rows, column),
+        allowed=[(index, tuple(p.allowed_token_ids)) for index, p in enumerate(params) if p.allowed_token_ids],
         logprob_rows=torch.tensor(logprob_rows, device=device) if logprob_rows else None,
         logprob_row_list=logprob_rows,
         num_logprobs=[params[index].logprobs or 0 for index in logprob_rows],
     )
-    buffers.plain = same if metadata.is_plain else None
+    # What bad words forbid depends on the text so far.
+    stays_plain = metadata.is_plain and not any(p.bad_words_token_ids for p in params)
+    buffers.plain = same if stays_plain else None
     return metadata
 
 
@@ -134,9 +138,12 @@ def _logit_bias(batch: InputBatch, rows: list[int], steps: np.ndarray, device: t
     entries: list[tuple[int, int, float]] = []
     for index, row in enumerate(rows):
         params = batch.params[row]
-        if not params.logit_bias and not params.min_tokens:
+        if not params.logit_bias and not params.min_tokens and not params.bad_words_token_ids:
             continue
         bias = dict(params.logit_bias)
+        text = batch.token_ids[row, : batch.num_tokens[row]]
+        output = text[batch.num_prompt_tokens[row] :]
+        bias.update((ids[-1], float("-inf")) for ids in params.bad_words_token_ids if _ends_with(output, ids[:-1]))
         if steps[row] < params.min_tokens:
             bias.update(dict.fromkeys(batch.stop_token_ids[row], float("-inf")))
         entries.extend((index, token, value) for token, value in bias.items())
@@ -148,6 +155,10 @@ def _logit_bias(batch: InputBatch, rows: list[int], steps: np.ndarray, device: t
         torch.tensor(tokens, device=device),
         torch.tensor(values, dtype=torch.float32, device=device),
     )
+
+
+def _ends_with(tokens: np.ndarray, ending: list[int]) -> bool:
+    return len(tokens) >= len(ending) and tokens[len(tokens) - len(ending) :].tolist() == ending
 
 
 def _penalties(batch: InputBatch, rows: np.ndarray, column) -> Penalties | None:

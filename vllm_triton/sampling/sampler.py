@@ -1,11 +1,20 @@
 """The sampler: stateless; the order of its steps is their meaning.
 
 1. raw log-probabilities, of the logits as the model gave them, in float32
-2. logit_bias and min_tokens
-3. penalties
-4. temperature, min_p, top_k, top_p, and the seeded draw, in one op
+2. the list of allowed tokens; here a grammar's mask would join
+3. bad words, min_tokens and logit_bias
+4. penalties
+5. temperature, min_p, top_k, top_p, and the seeded draw, in one op
+
+Passes over the vocabulary, beside the conversion to float32: log-probabilities read the rows that ask for them once and
+look for the most likely ones once; a list of allowed tokens writes its rows once; bias, bad words and penalties touch
+their own tokens alone; the draw reads a greedy row once, another three times, and up to 16 times more for top_k and
+for top_p each, of which blocks below the floor found so far are passed over.
 """
 
+import functools
+
+import numpy as np
 import torch
 
 from vllm_triton import ops
@@ -23,7 +32,12 @@ def sample(logits: torch.Tensor, metadata: SamplingMetadata) -> tuple[torch.Tens
     if metadata.is_plain:
         return draw(logits, metadata.draw), None
     logits = logits.float()
-    raw = torch.log_softmax(logits[metadata.logprob_rows], dim=-1) if metadata.logprob_rows is not None else None
+    raw = logits[metadata.logprob_rows] if metadata.logprob_rows is not None else None  # a copy
+    if metadata.allowed:
+        rows, lists = zip(*metadata.allowed, strict=True)
+        bitmask = np.stack([_bitmask(token_ids, logits.shape[1]) for token_ids in lists])
+        places = torch.tensor(rows, device=logits.device)
+        ops.apply_token_bitmask(logits, torch.from_numpy(bitmask).to(logits.device), places)
     if metadata.bias is not None:
         ops.apply_logit_bias(logits, metadata.bias.rows, metadata.bias.token_ids, metadata.bias.values)
     if metadata.penalties is not None:
@@ -41,6 +55,14 @@ def sample(logits: torch.Tensor, metadata: SamplingMetadata) -> tuple[torch.Tens
     return tokens, None if raw is None else _gather_logprobs(raw, tokens, metadata)
 
 
+@functools.lru_cache(maxsize=256)
+def _bitmask(token_ids: tuple[int, ...], vocab_size: int) -> np.ndarray:
+    """Words of 32 bits, one bit a token, set for these."""
+    bits = np.zeros(-(-vocab_size // 32) * 32, dtype=np.uint8)
+    bits[list(token_ids)] = 1
+    return np.packbits(bits, bitorder="little").view(np.int32)
+
+
 def draw(logits: torch.Tensor, arguments: Draw) -> torch.Tensor:
     """The last step alone: tokens [B] int64 of logits [B, V]."""
     return ops.sample_tokens(
@@ -55,20 +77,19 @@ def draw(logits: torch.Tensor, arguments: Draw) -> torch.Tensor:
 
 
 def _gather_logprobs(raw: torch.Tensor, tokens: torch.Tensor, metadata: SamplingMetadata) -> list[TokenLogprobs | None]:
-    """raw: [rows that asked, V]; one entry per row of the batch, the sampled token first."""
-    sampled = tokens[metadata.logprob_rows][:, None]
-    sampled_logprobs = raw.gather(1, sampled)
-    ranks = (raw > sampled_logprobs).sum(dim=-1) + 1
+    """raw: logits [rows that asked, V]; one entry per row of the batch, the sampled token first."""
+    sampled = tokens[metadata.logprob_rows]
+    sampled_logprobs, ranks, lse = ops.token_logprobs(raw, sampled)
     top = raw.topk(max(metadata.num_logprobs), dim=-1)
     results: list[TokenLogprobs | None] = [None] * len(tokens)
     columns = zip(
         metadata.logprob_row_list,
         metadata.num_logprobs,
-        sampled.flatten().tolist(),
-        sampled_logprobs.flatten().tolist(),
+        sampled.tolist(),
+        sampled_logprobs.tolist(),
         ranks.tolist(),
         top.indices.tolist(),
-        top.values.tolist(),
+        (top.values - lse[:, None]).tolist(),
         strict=True,
     )
     for row, count, token, logprob, rank, top_ids, top_logprobs in columns:
