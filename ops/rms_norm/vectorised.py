@@ -12,7 +12,7 @@ MANY_ROWS = 64
 
 @rms_norm.impl("torch", capture=TORCH_CALLS)
 def rms_norm_torch(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    if x.shape[:-1].numel() < MANY_ROWS:
+    if x.shape[:-1].numel() < MANY_ROWS and weight.dtype == x.dtype:
         return torch.nn.functional.rms_norm(x, weight.shape, weight, eps)
     wide = x.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
     norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)

@@ -40,3 +40,14 @@ def test_nothing_to_norm(implementation, shape):
 def test_refuses_other_numbers_of_axes(shape):
     with pytest.raises(ShapeError, match=r"rms_norm: x must have shape \[T H\? E\], got"):
         rms_norm(torch.ones(shape), torch.ones(8), 1e-5)
+
+
+@IMPLEMENTATIONS
+@pytest.mark.parametrize("num_tokens", [60, 70])
+def test_a_float32_weight_is_not_rounded(implementation, num_tokens):
+    """1 + 2^-12 is no float16: rounded to one, it would be 1 and all results too small by as much."""
+    x, weight = torch.randn(num_tokens, 130).half(), torch.full((130,), 1 + 2**-12)
+    out = rms_norm.implementations[implementation](x, weight, 1e-5)
+    exact = rms_norm.reference(x.double(), weight.double(), 1e-5)
+    assert out.dtype == torch.float16
+    assert (out / exact - 1).mean().abs() < 2**-15
