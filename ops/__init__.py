@@ -10,6 +10,7 @@ from vllm_triton.ops.apply_penalties import apply_penalties
 from vllm_triton.ops.apply_token_bitmask import apply_token_bitmask
 from vllm_triton.ops.embedding import embedding
 from vllm_triton.ops.fused_add_rms_norm import fused_add_rms_norm
+from vllm_triton.ops.gelu_and_mul import gelu_and_mul
 from vllm_triton.ops.linear import linear
 from vllm_triton.ops.merge_attention_states import merge_attention_states
 from vllm_triton.ops.paged_attention import paged_attention
@@ -28,6 +29,7 @@ __all__ = [
     "apply_token_bitmask",
     "embedding",
     "fused_add_rms_norm",
+    "gelu_and_mul",
     "linear",
     "merge_attention_states",
     "paged_attention",

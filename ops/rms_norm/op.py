@@ -12,7 +12,7 @@ WEIGHT = Tensor("E", FLOATS)
 
 
 def arrange_weight(inputs: dict[str, Any], dims: Dims, generator: torch.Generator) -> None:
-    """ "wide_weight" in dims is no size, but asks for a weight in float32."""
+    """The entry "wide_weight" of dims is no size, but asks for a weight in float32."""
     if dims.get("wide_weight"):
         inputs["weight"] = inputs["weight"].float()
 

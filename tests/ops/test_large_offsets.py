@@ -6,6 +6,7 @@ import torch
 from vllm_triton.ops import (
     embedding,
     fused_add_rms_norm,
+    gelu_and_mul,
     linear,
     paged_attention,
     reshape_and_cache,
@@ -60,6 +61,12 @@ def test_fused_add_rms_norm(implementation):
 def test_silu_and_mul(implementation):
     x = torch.randn(3, 80).half()
     _assert_far_equals_near(silu_and_mul, implementation, (x,), (_far_rows(x),))
+
+
+@IMPLEMENTATIONS
+def test_gelu_and_mul(implementation):
+    x = torch.randn(3, 80).half()
+    _assert_far_equals_near(gelu_and_mul, implementation, (x, True), (_far_rows(x), True))
 
 
 @IMPLEMENTATIONS

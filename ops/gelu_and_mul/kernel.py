@@ -1,0 +1,98 @@
+"""GELU and multiplication, one program for each block of a row; float32 between load and store.
+
+    y = gate * (1 + erf(gate / sqrt(2))) / 2 * up
+    y = gate / (1 + exp(-2 u)) * up,  u = sqrt(2 / pi) * (gate + 0.044715 gate^3)
+
+The second is the form with tanh, since (1 + tanh(u)) / 2 = 1 / (1 + exp(-2 u)): no cancellation where tanh(u) is
+near -1, and one exponential.
+
+Source: Hendrycks and Gimpel, "Gaussian Error Linear Units", section 2.
+"""
+
+import functools
+import math
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from vllm_triton.ops.gelu_and_mul.op import gelu_and_mul
+from vllm_triton.ops.launch import (
+    CompileCase,
+    block_size,
+    ceil_div,
+    launch,
+    rows_aligned,
+    store_modifier,
+    supports_triton,
+)
+
+# Elements of a program: 8 for each of 128 threads, so that a bfloat16 row loads 16 bytes a thread.
+LARGEST_BLOCK = 1024
+# A CPU reads rows in order: a program for most of one.
+LARGEST_CPU_BLOCK = 4096
+# exp(-2 u) = exp2(gate * (LINEAR + CUBIC gate^2))
+LINEAR = tl.constexpr(-2 * math.sqrt(2 / math.pi) * math.log2(math.e))
+CUBIC = tl.constexpr(-2 * math.sqrt(2 / math.pi) * math.log2(math.e) * 0.044715)
+SQRT_HALF = tl.constexpr(math.sqrt(0.5))
+
+
+@triton.jit(do_not_specialize=["x_stride_t"])
+def _gelu_and_mul_kernel(
+    x_ptr,  # [T, 2 * I]
+    out_ptr,  # [T, I], contiguous
+    x_stride_t,
+    I: tl.constexpr,  # noqa: E741  (the glossary's name)
+    APPROXIMATE: tl.constexpr,
+    BLOCK_I: tl.constexpr,
+    ROWS_ALIGNED: tl.constexpr,
+    STORE: tl.constexpr,  # cache modifier
+):
+    row = tl.program_id(0).to(tl.int64)
+    x_offset = row * x_stride_t
+    if ROWS_ALIGNED:
+        x_offset = tl.multiple_of(x_offset, 16)
+    columns = tl.program_id(1) * BLOCK_I + tl.arange(0, BLOCK_I)
+    mask = columns < I
+    gate = tl.load(x_ptr + x_offset + columns, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(x_ptr + x_offset + I + columns, mask=mask, other=0.0).to(tl.float32)
+    if APPROXIMATE:
+        gelu = gate / (1.0 + tl.exp2(gate * (LINEAR + CUBIC * gate * gate)))
+    else:
+        gelu = gate * (0.5 + 0.5 * tl.erf(gate * SQRT_HALF))
+    tl.store(out_ptr + row * I + columns, gelu * up, mask=mask, cache_modifier=STORE)
+
+
+@dataclass(frozen=True)
+class GeluAndMulConfig:
+    block_i: int
+    num_warps: int = 4
+
+
+@functools.cache
+def select_config(num_columns: int, device: str) -> GeluAndMulConfig:
+    return GeluAndMulConfig(block_size(num_columns, LARGEST_CPU_BLOCK if device == "cpu" else LARGEST_BLOCK))
+
+
+COMPILE_CASES = [
+    CompileCase(
+        _gelu_and_mul_kernel,
+        {"x_ptr": "*bf16", "out_ptr": "*bf16", "x_stride_t": "i32"},
+        {"I": 6912, "APPROXIMATE": approximate, "BLOCK_I": 1024, "ROWS_ALIGNED": True, "STORE": ""},
+    )
+    for approximate in (True, False)
+]
+
+
+@gelu_and_mul.impl("triton", supports=supports_triton, compile_cases=COMPILE_CASES)
+def launch_gelu_and_mul(x: torch.Tensor, approximate: bool) -> torch.Tensor:
+    num_rows, num_columns = x.shape[0], x.shape[1] // 2
+    out = x.new_empty(num_rows, num_columns)
+    if out.numel() == 0:
+        return out
+    config = select_config(num_columns, x.device.type)
+    grid = (num_rows, ceil_div(num_columns, config.block_i))
+    constants = (num_columns, approximate, config.block_i, rows_aligned(x), store_modifier(out))
+    launch(_gelu_and_mul_kernel, grid, (x, out), (x.stride(0),), constants, config.num_warps)
+    return out
