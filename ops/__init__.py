@@ -11,6 +11,7 @@ from vllm_triton.ops.apply_token_bitmask import apply_token_bitmask
 from vllm_triton.ops.embedding import embedding
 from vllm_triton.ops.fused_add_rms_norm import fused_add_rms_norm
 from vllm_triton.ops.gelu_and_mul import gelu_and_mul
+from vllm_triton.ops.layer_norm import layer_norm
 from vllm_triton.ops.linear import linear
 from vllm_triton.ops.merge_attention_states import merge_attention_states
 from vllm_triton.ops.paged_attention import paged_attention
@@ -30,6 +31,7 @@ __all__ = [
     "embedding",
     "fused_add_rms_norm",
     "gelu_and_mul",
+    "layer_norm",
     "linear",
     "merge_attention_states",
     "paged_attention",

@@ -7,6 +7,7 @@ from vllm_triton.ops import (
     embedding,
     fused_add_rms_norm,
     gelu_and_mul,
+    layer_norm,
     linear,
     paged_attention,
     reshape_and_cache,
@@ -48,6 +49,12 @@ def test_rms_norm_of_heads(implementation):
     far_heads = _far_rows(x.transpose(0, 1)).transpose(0, 1)
     for far in (_far_rows(x), far_heads):
         _assert_far_equals_near(rms_norm, implementation, (x, weight, 1e-5), (far, weight, 1e-5))
+
+
+@IMPLEMENTATIONS
+def test_layer_norm(implementation):
+    x, weight = torch.randn(3, 40).half(), torch.randn(40).half()
+    _assert_far_equals_near(layer_norm, implementation, (x, weight, weight, 1e-5), (_far_rows(x), weight, weight, 1e-5))
 
 
 @IMPLEMENTATIONS
