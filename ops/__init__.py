@@ -10,6 +10,7 @@ from vllm_triton.ops.apply_penalties import apply_penalties
 from vllm_triton.ops.apply_token_bitmask import apply_token_bitmask
 from vllm_triton.ops.embedding import embedding
 from vllm_triton.ops.fused_add_rms_norm import fused_add_rms_norm
+from vllm_triton.ops.fused_qk_norm_rope import fused_qk_norm_rope
 from vllm_triton.ops.gelu_and_mul import gelu_and_mul
 from vllm_triton.ops.layer_norm import layer_norm
 from vllm_triton.ops.linear import linear
@@ -30,6 +31,7 @@ __all__ = [
     "apply_token_bitmask",
     "embedding",
     "fused_add_rms_norm",
+    "fused_qk_norm_rope",
     "gelu_and_mul",
     "layer_norm",
     "linear",

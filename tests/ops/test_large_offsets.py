@@ -6,6 +6,7 @@ import torch
 from vllm_triton.ops import (
     embedding,
     fused_add_rms_norm,
+    fused_qk_norm_rope,
     gelu_and_mul,
     layer_norm,
     linear,
@@ -89,6 +90,15 @@ def test_rotary_embedding(implementation):
     near = (positions, query, key, cos_sin, False)
     far = (positions, _far_rows(query), _far_rows(key), _far_rows(cos_sin), False)
     _assert_far_equals_near(rotary_embedding, implementation, near, far)
+
+
+@IMPLEMENTATIONS
+def test_fused_qk_norm_rope(implementation):
+    positions, cos_sin, weight = torch.tensor([2, 0, 1]), torch.randn(3, 16), torch.randn(16).half()
+    query, key = torch.randn(3, 2, 16).half(), torch.randn(3, 1, 16).half()
+    near = (positions, query, key, weight, weight, cos_sin, 1e-5)
+    far = (positions, _far_rows(query), _far_rows(key), weight, weight, _far_rows(cos_sin), 1e-5)
+    _assert_far_equals_near(fused_qk_norm_rope, implementation, near, far)
 
 
 @IMPLEMENTATIONS
