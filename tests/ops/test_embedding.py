@@ -12,6 +12,13 @@ def test_copies_rows_bit_for_bit(implementation):
     assert torch.equal(out.view(torch.int16), table[[4, 3, 3, 0]].view(torch.int16))
 
 
+@pytest.mark.parametrize("implementation", list(embedding.implementations))
+def test_a_scaled_row_is_rounded_once(implementation):
+    table = torch.randn(5, 63).half()
+    out = embedding.implementations[implementation](torch.tensor([4, 3]), table, 33.94)
+    assert torch.equal(out, (table[[4, 3]].float() * 33.94).half())
+
+
 def test_rows_of_several_blocks():
     from vllm_triton.ops.embedding.kernel import LARGEST_BLOCK
 
