@@ -16,7 +16,7 @@ from vllm_triton.compile.pieces.trace import trace
 from vllm_triton.loading import open_checkpoint
 from vllm_triton.models.attention_metadata import AttentionMetadata
 from vllm_triton.models.config import ModelConfig
-from vllm_triton.models.llama import LlamaForCausalLM
+from vllm_triton.models.registry import make_model
 from vllm_triton.ops.platforms import CUDA
 from vllm_triton.ops.registry import OPS, Capture, Situation, choose
 from vllm_triton.runner import compilation, model_runner
@@ -35,11 +35,12 @@ def _config(family, folder):
 def _model_and_caches(config):
     """In bfloat16; to be called where tensors are fake."""
     with torch.device("cuda"):
-        model = LlamaForCausalLM(config, MAX_POSITIONS)
+        model = make_model(config, MAX_POSITIONS)
     for parameter in model.parameters():
         parameter.data = parameter.data.to(torch.bfloat16)
     # A copy from the host is all that finish_loading does, and this build of torch cannot fake it.
-    model.cos_sin = torch.empty(MAX_POSITIONS, config.rope.rotary_size, device="cuda")
+    for name in dict(model.named_buffers()):
+        setattr(model, name, torch.empty(MAX_POSITIONS, config.rope.rotary_size, device="cuda"))
     cache_shape = (NUM_BLOCKS, BLOCK_SIZE, config.num_kv_heads, config.head_size)
     caches = [
         tuple(torch.empty(cache_shape, dtype=torch.bfloat16, device="cuda") for _ in range(2))
@@ -151,7 +152,7 @@ def test_a_whole_decode_step_on_fake_cuda(family, run_step):
 def test_a_forward_is_traced_for_cuda(tmp_path):
     config = _config("llama3", tmp_path)
     with torch.device("meta"):
-        model = LlamaForCausalLM(config, MAX_POSITIONS)
+        model = make_model(config, MAX_POSITIONS)
         model.cos_sin = torch.empty(MAX_POSITIONS, config.rope.rotary_size)
         caches = [(torch.empty(2, 16, config.num_kv_heads, config.head_size),) * 2 for _ in range(config.num_layers)]
     constants = compilation.constants_of(model, caches)

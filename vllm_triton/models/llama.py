@@ -12,10 +12,9 @@ from torch import nn
 from vllm_triton import ops
 from vllm_triton.models.attention_metadata import AttentionMetadata
 from vllm_triton.models.config import ModelConfig
+from vllm_triton.models.interface import KVCache
 from vllm_triton.models.layers import Linear, RMSNorm, parameter
 from vllm_triton.models.rope import cos_sin_table
-
-KVCache = tuple[torch.Tensor, torch.Tensor]  # keys and values of one layer, each [P, S, G, D]
 
 
 class Attention(nn.Module):

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import triton
@@ -24,7 +24,7 @@ from vllm_triton.compile.pieces.trace import InputSpec
 from vllm_triton.compile.triton_cpu.toolchain import cpu_features
 from vllm_triton.config import EngineConfig
 from vllm_triton.models.attention_metadata import AttentionMetadata
-from vllm_triton.models.llama import KVCache, LlamaForCausalLM
+from vllm_triton.models.interface import CausalLM, KVCache
 from vllm_triton.ops.launch import compiling_ahead, next_power_of_2
 from vllm_triton.ops.platforms import Platform, triton_interprets, why_not_triton
 from vllm_triton.ops.registry import OPS, Capture
@@ -43,7 +43,7 @@ INPUTS: Mapping[str, InputSpec] = {
 
 
 def compile_forward(
-    model: LlamaForCausalLM,
+    model: CausalLM,
     kv_caches: list[KVCache],
     config: EngineConfig,
     platform: Platform,
@@ -62,9 +62,7 @@ def compile_forward(
     return build_program(recipe, CompileCache(), hash_of(factors), description)
 
 
-def cache_factors(
-    recipe: Recipe, model: LlamaForCausalLM, platform: Platform, selection: Mapping[str, str]
-) -> dict[str, Any]:
+def cache_factors(recipe: Recipe, model: CausalLM, platform: Platform, selection: Mapping[str, str]) -> dict[str, Any]:
     """What shapes a compiled forward: another value of any of these is another entry of the cache."""
     implementations = [OPS[op].implementations[name].function for op, name in selection.items()]
     outside = {file for file in map(_file_of, implementations) if file is not None}
@@ -99,7 +97,7 @@ def _device_kind(device: torch.device) -> str:
     return f"{torch.cuda.get_device_name()} {torch.cuda.get_device_capability()}"
 
 
-def constants_of(model: LlamaForCausalLM, kv_caches: list[KVCache]) -> dict[str, torch.Tensor]:
+def constants_of(model: CausalLM, kv_caches: list[KVCache]) -> dict[str, torch.Tensor]:
     """What a forward reads, and writes, beside its inputs, by name."""
     constants = dict(model.named_parameters()) | dict(model.named_buffers())
     for layer, (keys, values) in enumerate(kv_caches):
@@ -107,8 +105,9 @@ def constants_of(model: LlamaForCausalLM, kv_caches: list[KVCache]) -> dict[str,
     return constants
 
 
-def forward_of(model: LlamaForCausalLM) -> Callable[[dict[str, torch.Tensor], dict[str, torch.Tensor]], torch.Tensor]:
+def forward_of(model: CausalLM) -> Callable[[dict[str, torch.Tensor], dict[str, torch.Tensor]], torch.Tensor]:
     """The model as a function of INPUTS and of the constants above: hidden states."""
+    module = cast(torch.nn.Module, model)
     weights = [*dict(model.named_parameters()), *dict(model.named_buffers())]
 
     def forward(inputs: dict[str, torch.Tensor], constants: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -118,7 +117,7 @@ def forward_of(model: LlamaForCausalLM) -> Callable[[dict[str, torch.Tensor], di
             for layer in range(model.config.num_layers)
         ]
         arguments = (inputs["token_ids"], inputs["positions"], AttentionMetadata(**metadata), caches)
-        return torch.func.functional_call(model, {name: constants[name] for name in weights}, arguments)
+        return torch.func.functional_call(module, {name: constants[name] for name in weights}, arguments)
 
     return forward
 

@@ -16,7 +16,8 @@ from vllm_triton.kv_cache.spec import FullAttentionSpec, max_sequence_length, nu
 from vllm_triton.loading import Checkpoint, open_checkpoint
 from vllm_triton.loading.weights import fill_dummy_weights, load_weights
 from vllm_triton.models.config import ModelConfig, parse_dtype
-from vllm_triton.models.llama import KVCache, LlamaForCausalLM
+from vllm_triton.models.interface import KVCache
+from vllm_triton.models.registry import make_model
 from vllm_triton.ops import registry
 from vllm_triton.ops.contract import FLOATS
 from vllm_triton.ops.platforms import Platform, current_platform, triton_interprets, why_not_triton
@@ -60,7 +61,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
     registry.explain(choices, situation)  # refuses a bad choice before the weights are read
 
     with torch.device(device), _default_dtype(dtype):
-        model = LlamaForCausalLM(model_config, max_model_len)
+        model = make_model(model_config, max_model_len)
     if config.load_format == "dummy":
         fill_dummy_weights(model, config.seed)
     else:

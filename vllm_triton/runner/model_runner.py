@@ -13,7 +13,7 @@ from vllm_triton.compile.graphs.modes import BatchDescriptor, Dispatch, Dispatch
 from vllm_triton.compile.pieces.program import Program
 from vllm_triton.engine.messages import TokenLogprobs
 from vllm_triton.models.attention_metadata import AttentionMetadata
-from vllm_triton.models.llama import KVCache, LlamaForCausalLM
+from vllm_triton.models.interface import CausalLM, KVCache
 from vllm_triton.ops import registry
 from vllm_triton.runner.buffers import InputBuffer
 from vllm_triton.runner.input_batch import InputBatch
@@ -67,7 +67,7 @@ class ModelRunner:
 
     def __init__(
         self,
-        model: LlamaForCausalLM,
+        model: CausalLM,
         kv_caches: list[KVCache],
         device: torch.device,
         block_size: int,

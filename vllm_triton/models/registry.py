@@ -1,0 +1,23 @@
+"""Which decoder runs a checkpoint: from config.json's `architectures` to a class."""
+
+from collections.abc import Callable, Mapping
+
+from vllm_triton.models.config import ModelConfig
+from vllm_triton.models.interface import CausalLM
+from vllm_triton.models.llama import LlamaForCausalLM
+
+# One for each of config.ARCHITECTURES.
+DECODERS: Mapping[str, Callable[[ModelConfig, int], CausalLM]] = {
+    "LlamaForCausalLM": LlamaForCausalLM,
+    "MistralForCausalLM": LlamaForCausalLM,
+    "Qwen2ForCausalLM": LlamaForCausalLM,
+    "Qwen3ForCausalLM": LlamaForCausalLM,
+}
+
+
+def make_model(config: ModelConfig, max_positions: int) -> CausalLM:
+    """The decoder of config.architecture, without weights.
+
+    Args: max_positions: rows of the tables of rotary angles, the longest sequence in tokens.
+    """
+    return DECODERS[config.architecture](config, max_positions)
