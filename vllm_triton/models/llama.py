@@ -44,8 +44,10 @@ class Attention(nn.Module):
         key = key.view(num_tokens, self.num_kv_heads, self.head_size)
         value = value.view(num_tokens, self.num_kv_heads, self.head_size)
         if self.q_norm is not None and self.k_norm is not None:
-            query, key = self.q_norm.alone(query), self.k_norm.alone(key)
-        query, key = ops.rotary_embedding(positions, query, key, cos_sin, False)
+            weights, eps = (self.q_norm.weight, self.k_norm.weight), self.q_norm.eps
+            query, key = ops.fused_qk_norm_rope(positions, query, key, *weights, cos_sin, eps)
+        else:
+            query, key = ops.rotary_embedding(positions, query, key, cos_sin, False)
         key_cache, value_cache = kv_cache
         out = torch.empty_like(query)
         ops.reshape_and_cache(key, value, key_cache, value_cache, attention.slot_mapping)
