@@ -9,9 +9,10 @@ from vllm_triton.errors import ModelError
 from vllm_triton.loading import open_checkpoint
 from vllm_triton.loading.weights import fill_dummy_weights, load_weights
 from vllm_triton.models.config import ModelConfig
-from vllm_triton.models.llama import LlamaForCausalLM
+from vllm_triton.models.registry import make_model
 
 NAME = "model.layers.1.self_attn.k_proj.weight"
+PACKED_NAME = "model.layers.1.self_attn.qkv_proj.weight"
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ def parts(tmp_path):
         make_tiny(family, tmp_path)
         checkpoint = open_checkpoint(str(tmp_path))
         config = ModelConfig.from_hf(checkpoint.config, checkpoint.generation_config, checkpoint.source)
-        return LlamaForCausalLM(config, 32), load_file(tmp_path / "model.safetensors")
+        return make_model(config, 32), load_file(tmp_path / "model.safetensors")
 
     return make
 
@@ -34,8 +35,10 @@ def test_every_parameter_is_filled(parts, family):
         parameter.fill_(float("nan"))
     load_weights(model, tensors.items(), "here")
     assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
-    key = model.layers[1].self_attn.qkv_proj.weight[model.layers[1].self_attn.query_size :][: tensors[NAME].shape[0]]
-    assert torch.equal(key, tensors[NAME])
+    attention = model.layers[1].self_attn
+    keys = slice(attention.query_size, attention.query_size + attention.kv_size)
+    expected = tensors[NAME] if NAME in tensors else tensors[PACKED_NAME][keys]
+    assert torch.equal(attention.qkv_proj.weight[keys], expected)
 
 
 @pytest.mark.parametrize(

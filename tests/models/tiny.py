@@ -28,6 +28,11 @@ _LLAMA3_ROPE = {
     "original_max_position_embeddings": 32,
 }
 _YARN_ROPE = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+_GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 20, "sliding_window": 11, "sliding_window_pattern": 2}
+_GEMMA_ROPES = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 50000.0, "factor": 8.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
+}
 
 # name -> (transformers' model, what differs from _COMMON)
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -38,6 +43,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("Mistral", {"sliding_window": 12, "head_dim": 16}),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
     "qwen2-window": ("Qwen2", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}),
+    "gemma3": ("Gemma3", _GEMMA | {"attention_bias": True}),
+    "gemma3-scaled": ("Gemma3", _GEMMA | {"rope_parameters": _GEMMA_ROPES, "hidden_activation": "gelu"}),
     "qwen3": ("Qwen3", {"head_dim": 20, "attention_bias": True}),
 }
 
@@ -47,14 +54,16 @@ def make_tiny(family: str, folder: Path, seed: int = 0, max_shard_size: str = "5
     import transformers
 
     name, different = FAMILIES[family]
-    config = getattr(transformers, f"{name}Config")(**(_COMMON | different))
+    config_class = getattr(transformers, f"{name}{'TextConfig' if name == 'Gemma3' else 'Config'}")
+    config = config_class(**(_COMMON | different))
     config._attn_implementation = "eager"
     torch.manual_seed(seed)
     model = getattr(transformers, f"{name}ForCausalLM")(config).float().eval()
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             if parameter_name.endswith("norm.weight"):
-                parameter.normal_(1.0, 0.2)
+                # Gemma's are added to 1.
+                parameter.normal_(0.0 if name.startswith("Gemma") else 1.0, 0.2)
             elif parameter_name.endswith("bias"):
                 parameter.normal_(0.0, 0.3)
     model.save_pretrained(folder, max_shard_size=max_shard_size)

@@ -7,8 +7,17 @@ import torch
 
 from vllm_triton.errors import ModelError
 
-# Families of the one decoder in models/llama.py; SmolLM2 is LlamaForCausalLM.
-ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+# SmolLM2 is LlamaForCausalLM; models/registry.py has the decoder of each.
+ARCHITECTURES = (
+    "Gemma3ForCausalLM",
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+)
+GEMMAS = ("Gemma3ForCausalLM",)
+# Of the feed-forward layer's gate; gelu_pytorch_tanh is the approximate form.
+ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 
@@ -32,9 +41,12 @@ class RopeConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A decoder of the Llama family.
+    """A decoder.
 
+    activation: one of ACTIVATIONS.
     layer_windows: per layer, how many of the last positions a query sees, itself included; 0 for all.
+    attention_scale: factor on the scores.
+    local_rope: of layers that have a window; None where it is that of the others.
     eos_token_ids: ids that end a sequence.
     """
 
@@ -53,8 +65,11 @@ class ModelConfig:
     output_bias: bool
     mlp_bias: bool
     qk_norm: bool
+    activation: str
     layer_windows: tuple[int, ...]
+    attention_scale: float
     rope: RopeConfig
+    local_rope: RopeConfig | None
     eos_token_ids: frozenset[int]
 
     @classmethod
@@ -68,8 +83,9 @@ class ModelConfig:
         if config.get("quantization_config"):
             method = config["quantization_config"].get("quant_method", "unknown")
             raise fields.error("quantization_config", f"{method!r} is not supported; use an unquantised checkpoint")
-        if (act := config.get("hidden_act", "silu")) != "silu":
-            raise fields.error("hidden_act", f"must be 'silu', got {act!r}")
+        is_gemma = architecture in GEMMAS
+        if is_gemma:
+            _refuse_gemma_variants(fields)
         num_heads = fields.integer("num_attention_heads")
         num_kv_heads = fields.integer("num_key_value_heads", num_heads)
         if num_heads % num_kv_heads:
@@ -77,11 +93,12 @@ class ModelConfig:
                 "num_key_value_heads", f"must divide num_attention_heads={num_heads}, got {num_kv_heads}"
             )
         hidden_size = fields.integer("hidden_size")
-        head_size = fields.integer("head_dim", hidden_size // num_heads)
+        head_size = fields.integer("head_dim", 256 if is_gemma else hidden_size // num_heads)
         num_layers = fields.integer("num_hidden_layers")
         max_position = fields.integer("max_position_embeddings")
         attention_bias = bool(config.get("attention_bias", False))
         vocab_size = fields.integer("vocab_size")
+        rope, local_rope = _ropes(fields, architecture, head_size, max_position)
         return cls(
             architecture=architecture,
             vocab_size=vocab_size,
@@ -93,13 +110,16 @@ class ModelConfig:
             head_size=head_size,
             rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
             max_position=max_position,
-            tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
+            tie_word_embeddings=bool(config.get("tie_word_embeddings", is_gemma)),
             qkv_bias=architecture == "Qwen2ForCausalLM" or attention_bias,
             output_bias=architecture != "Qwen2ForCausalLM" and attention_bias,
             mlp_bias=bool(config.get("mlp_bias", False)),
-            qk_norm=architecture == "Qwen3ForCausalLM",
+            qk_norm=architecture in ("Qwen3ForCausalLM", "Gemma3ForCausalLM"),
+            activation=_activation(fields, is_gemma),
             layer_windows=_layer_windows(fields, architecture, num_layers),
-            rope=_rope(fields, head_size, max_position),
+            attention_scale=(fields.number("query_pre_attn_scalar", 256) if is_gemma else head_size) ** -0.5,
+            rope=rope,
+            local_rope=local_rope,
             eos_token_ids=_eos_token_ids(config, generation_config, vocab_size),
         )
 
@@ -124,6 +144,12 @@ class _Fields:
             raise self.error(name, f"must be a positive integer, got {value!r}")
         return value
 
+    def number(self, name: str, default: float) -> float:
+        value = self.config.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+            raise self.error(name, f"must be a positive number, got {value!r}")
+        return value
+
 
 def _architecture(fields: _Fields) -> str:
     named = fields.config.get("architectures") or []
@@ -133,18 +159,41 @@ def _architecture(fields: _Fields) -> str:
     raise fields.error("architectures", f"must name one of {', '.join(ARCHITECTURES)}, got {named}")
 
 
+def _activation(fields: _Fields, is_gemma: bool) -> str:
+    name, default = ("hidden_activation", "gelu_pytorch_tanh") if is_gemma else ("hidden_act", "silu")
+    activation = fields.config.get(name) or default
+    if activation not in ACTIVATIONS:
+        raise fields.error(name, f"must be one of {', '.join(ACTIVATIONS)}, got {activation!r}")
+    return activation
+
+
+def _refuse_gemma_variants(fields: _Fields) -> None:
+    if fields.config.get("use_bidirectional_attention"):
+        raise fields.error("use_bidirectional_attention", "is not supported: only causal attention is")
+    for name in ("attn_logit_softcapping", "final_logit_softcapping"):
+        if fields.config.get(name):
+            raise fields.error(name, f"is not supported, got {fields.config[name]!r}")
+
+
 def _layer_windows(fields: _Fields, architecture: str, num_layers: int) -> tuple[int, ...]:
     config = fields.config
-    # A Mistral without the field has the family's window of 4096; null means none.
+    # A Mistral or Gemma without the field has the family's window of 4096; a Mistral's null means none.
     window = config.get("sliding_window", 4096 if architecture == "MistralForCausalLM" else None)
-    if architecture == "LlamaForCausalLM" or window is None:
-        return (0,) * num_layers
-    if architecture == "MistralForCausalLM":
-        return (fields.integer("sliding_window", window),) * num_layers
-    if not config.get("use_sliding_window", False):
-        return (0,) * num_layers
     kinds = config.get("layer_types")
-    if kinds is None:
+    if architecture in GEMMAS:
+        window = fields.integer("sliding_window", 4096)
+        # Older files give the distance between layers that see everything.
+        every = fields.integer("sliding_window_pattern", 6)
+        if kinds is None:
+            is_full = [(layer + 1) % every == 0 for layer in range(num_layers)]
+            kinds = ["full_attention" if full else "sliding_attention" for full in is_full]
+    elif architecture == "LlamaForCausalLM" or window is None:
+        return (0,) * num_layers
+    elif architecture == "MistralForCausalLM":
+        return (fields.integer("sliding_window", window),) * num_layers
+    elif not config.get("use_sliding_window", False):
+        return (0,) * num_layers
+    elif kinds is None:
         first = config.get("max_window_layers", num_layers)
         kinds = ["sliding_attention" if layer >= first else "full_attention" for layer in range(num_layers)]
     if len(kinds) != num_layers or set(kinds) - {"sliding_attention", "full_attention"}:
@@ -152,10 +201,28 @@ def _layer_windows(fields: _Fields, architecture: str, num_layers: int) -> tuple
     return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
 
 
-def _rope(fields: _Fields, head_size: int, max_position: int) -> RopeConfig:
+def _ropes(
+    fields: _Fields, architecture: str, head_size: int, max_position: int
+) -> tuple[RopeConfig, RopeConfig | None]:
+    """Of layers that see everything, or of all; and of those that have a window, where it differs."""
+    config = fields.config
     # Newer files hold one rope_parameters; older ones rope_theta beside an optional rope_scaling.
-    parameters = dict(fields.config.get("rope_scaling") or {}) | dict(fields.config.get("rope_parameters") or {})
-    theta = parameters.pop("rope_theta", None) or fields.config.get("rope_theta") or 10000.0
+    parameters = dict(config.get("rope_parameters") or {})
+    scaling, theta = dict(config.get("rope_scaling") or {}), config.get("rope_theta")
+    if architecture != "Gemma3ForCausalLM":
+        return _rope(fields, scaling | parameters, theta or 10000.0, head_size, max_position), None
+    full, local = (dict(parameters.get(kind) or {}) for kind in ("full_attention", "sliding_attention"))
+    local_theta = config.get("rope_local_base_freq") or 10000.0
+    return (
+        _rope(fields, scaling | full, theta or 1e6, head_size, max_position),
+        _rope(fields, local, local_theta, head_size, max_position),
+    )
+
+
+def _rope(
+    fields: _Fields, parameters: dict[str, Any], default_theta: float, head_size: int, max_position: int
+) -> RopeConfig:
+    theta = parameters.pop("rope_theta", None) or default_theta
     kind = parameters.pop("rope_type", None) or parameters.pop("type", None) or "default"
     parameters.pop("type", None)
     if kind not in ROPE_TYPES:

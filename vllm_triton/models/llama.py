@@ -18,17 +18,19 @@ from vllm_triton.models.rope import cos_sin_table
 
 
 class Attention(nn.Module):
-    def __init__(self, config: ModelConfig, layer: int):
+    """Args: norm: of query and key heads, where the configuration has them."""
+
+    def __init__(self, config: ModelConfig, layer: int, norm: type[RMSNorm] = RMSNorm):
         super().__init__()
         self.num_heads, self.num_kv_heads, self.head_size = config.num_heads, config.num_kv_heads, config.head_size
         self.query_size = config.num_heads * config.head_size
         self.kv_size = config.num_kv_heads * config.head_size
         self.window = config.layer_windows[layer]
-        self.scale = config.head_size**-0.5
+        self.scale = config.attention_scale
         self.qkv_proj = Linear(config.hidden_size, self.query_size + 2 * self.kv_size, config.qkv_bias)
         self.o_proj = Linear(self.query_size, config.hidden_size, config.output_bias)
-        self.q_norm = RMSNorm(config.head_size, config.rms_norm_eps) if config.qk_norm else None
-        self.k_norm = RMSNorm(config.head_size, config.rms_norm_eps) if config.qk_norm else None
+        self.q_norm = norm(config.head_size, config.rms_norm_eps) if config.qk_norm else None
+        self.k_norm = norm(config.head_size, config.rms_norm_eps) if config.qk_norm else None
 
     def forward(
         self,
@@ -70,17 +72,21 @@ class MLP(nn.Module):
         super().__init__()
         self.gate_up_proj = Linear(config.hidden_size, 2 * config.intermediate_size, config.mlp_bias)
         self.down_proj = Linear(config.intermediate_size, config.hidden_size, config.mlp_bias)
+        self.activation = config.activation
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(ops.silu_and_mul(self.gate_up_proj(x)))
+        gate_up = self.gate_up_proj(x)
+        if self.activation == "silu":
+            return self.down_proj(ops.silu_and_mul(gate_up))
+        return self.down_proj(ops.gelu_and_mul(gate_up, self.activation == "gelu_pytorch_tanh"))
 
 
 class DecoderLayer(nn.Module):
-    def __init__(self, config: ModelConfig, layer: int):
+    def __init__(self, config: ModelConfig, layer: int, norm: type[RMSNorm] = RMSNorm):
         super().__init__()
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = Attention(config, layer)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.input_layernorm = norm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = Attention(config, layer, norm)
+        self.post_attention_layernorm = norm(config.hidden_size, config.rms_norm_eps)
         self.mlp = MLP(config)
 
     def forward(
@@ -127,12 +133,15 @@ class DecoderLayer(nn.Module):
 class LlamaForCausalLM(nn.Module):
     """Args: max_positions: rows of the table of rotary angles, the longest sequence in tokens."""
 
+    layer_class: type[DecoderLayer] = DecoderLayer
+    norm_class: type[RMSNorm] = RMSNorm
+
     def __init__(self, config: ModelConfig, max_positions: int):
         super().__init__()
         self.config = config
         self.embed_tokens = parameter(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(DecoderLayer(config, layer) for layer in range(config.num_layers))
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.layers = nn.ModuleList(self.layer_class(config, layer) for layer in range(config.num_layers))
+        self.norm = self.norm_class(config.hidden_size, config.rms_norm_eps)
         # A tied head has no parameter of its own: moving the module would make two of one.
         self.untied_head = None if config.tie_word_embeddings else parameter(config.vocab_size, config.hidden_size)
         self.max_positions = max_positions

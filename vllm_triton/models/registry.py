@@ -3,11 +3,13 @@
 from collections.abc import Callable, Mapping
 
 from vllm_triton.models.config import ModelConfig
+from vllm_triton.models.gemma import GemmaForCausalLM
 from vllm_triton.models.interface import CausalLM
 from vllm_triton.models.llama import LlamaForCausalLM
 
 # One for each of config.ARCHITECTURES.
 DECODERS: Mapping[str, Callable[[ModelConfig, int], CausalLM]] = {
+    "Gemma3ForCausalLM": GemmaForCausalLM,
     "LlamaForCausalLM": LlamaForCausalLM,
     "MistralForCausalLM": LlamaForCausalLM,
     "Qwen2ForCausalLM": LlamaForCausalLM,

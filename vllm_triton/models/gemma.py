@@ -1,0 +1,102 @@
+"""Gemma 3, as far as it differs from Llama's decoder: a norm after attention and feed-forward layer too, embeddings
+that are scaled, and layers with and without a window, each kind with rotary angles of its own.
+
+Shapes: T tokens of the step, E hidden.
+"""
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from vllm_triton import ops
+from vllm_triton.models.attention_metadata import AttentionMetadata
+from vllm_triton.models.config import ModelConfig
+from vllm_triton.models.interface import KVCache
+from vllm_triton.models.layers import RMSNorm
+from vllm_triton.models.llama import DecoderLayer, LlamaForCausalLM
+from vllm_triton.models.rope import cos_sin_table
+
+
+class GemmaRMSNorm(RMSNorm):
+    """A checkpoint holds weight - 1. The sum is kept in float32: a narrower dtype would round away what it holds."""
+
+    def __init__(self, size: int, eps: float):
+        super().__init__(size, eps)
+        self.weight = nn.Parameter(torch.empty(size, dtype=torch.float32), requires_grad=False)
+
+    def finish_loading(self) -> None:
+        self.weight.add_(1)
+
+
+class GemmaDecoderLayer(DecoderLayer):
+    def __init__(self, config: ModelConfig, layer: int):
+        super().__init__(config, layer, GemmaRMSNorm)
+        self.pre_feedforward_layernorm = GemmaRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_feedforward_layernorm = GemmaRMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        positions: torch.Tensor,
+        cos_sin: torch.Tensor,
+        attention: AttentionMetadata,
+        kv_cache: KVCache,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if residual is None:
+            x, residual = self.input_layernorm.alone(x), x
+        else:
+            x, residual = self.input_layernorm(x, residual)
+        x = self.post_attention_layernorm.alone(self.self_attn(x, positions, cos_sin, attention, kv_cache))
+        x, residual = self.pre_feedforward_layernorm(x, residual)
+        return self.post_feedforward_layernorm.alone(self.mlp(x)), residual
+
+    def weight_slots(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from super().weight_slots()
+        yield "pre_feedforward_layernorm.weight", self.pre_feedforward_layernorm.weight
+        yield "post_feedforward_layernorm.weight", self.post_feedforward_layernorm.weight
+
+
+class GemmaForCausalLM(LlamaForCausalLM):
+    """Args: as of LlamaForCausalLM; made while torch's default dtype is that of the weights."""
+
+    layer_class = GemmaDecoderLayer
+    norm_class = GemmaRMSNorm
+
+    def __init__(self, config: ModelConfig, max_positions: int):
+        super().__init__(config, max_positions)
+        # The models were trained with the factor rounded to the dtype of the table.
+        self.embedding_scale = _rounded(math.sqrt(config.hidden_size), torch.get_default_dtype())
+        if config.local_rope is not None:
+            self.register_buffer("local_cos_sin", torch.empty(0), persistent=False)
+
+    def finish_loading(self, device: torch.device | str) -> None:
+        super().finish_loading(device)
+        if self.config.local_rope is not None:
+            self.local_cos_sin = cos_sin_table(self.config.local_rope, self.max_positions, device)
+        for module in self.modules():
+            if isinstance(module, GemmaRMSNorm):
+                module.finish_loading()
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,  # [T] int64
+        positions: torch.Tensor,  # [T] int64
+        attention: AttentionMetadata,
+        kv_caches: list[KVCache],
+    ) -> torch.Tensor:
+        """Hidden states [T, E] after the last norm; writes the step's keys and values into kv_caches."""
+        x, residual = ops.embedding(token_ids, self.embed_tokens, self.embedding_scale), None
+        for layer, window, kv_cache in zip(self.layers, self.config.layer_windows, kv_caches, strict=True):
+            has_local_rope = window and self.config.local_rope is not None
+            cos_sin = self.local_cos_sin if has_local_rope else self.cos_sin
+            x, residual = layer(x, residual, positions, cos_sin, attention, kv_cache)
+        return self.norm(x, residual)[0]
+
+
+def _rounded(value: float, dtype: torch.dtype) -> float:
+    """value > 0 to nearest in a floating dtype, within its normal range."""
+    unit = math.ldexp(torch.finfo(dtype).eps, math.frexp(value)[1] - 1)
+    return round(value / unit) * unit
