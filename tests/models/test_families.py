@@ -3,9 +3,11 @@
 import random
 
 import pytest
-from tiny import FAMILIES, VOCAB_SIZE, greedy_tokens, make_tiny
+import torch
+from tiny import FAMILIES, VOCAB_SIZE, greedy_tokens, make_tiny, prompt_logits
 
 from vllm_triton import LLM, SamplingParams
+from vllm_triton.ops.testing import assert_within_rounding
 
 NEW_TOKENS = 14
 
@@ -47,6 +49,22 @@ def test_greedy_tokens_equal_transformers(family, tmp_path):
     tiny_pool = _llm(tmp_path, block_size=4, num_kv_blocks=17, max_num_batched_tokens=64)
     assert _generate(tiny_pool, prompts) == expected, "preempted"
     assert tiny_pool.core.scheduler.stats().num_preemptions > 0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_equal_transformers(family, tmp_path):
+    """In float32 within rounding of float64, and in bfloat16 within what transformers loses in it."""
+    from transformers import AutoModelForCausalLM
+
+    make_tiny(family, tmp_path)
+    [prompt] = _prompts(3, [40])
+    for dtype in (torch.float32, torch.bfloat16):
+        model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype, attn_implementation="eager").eval()
+        with torch.no_grad():
+            eager = model(torch.tensor([prompt])).logits[0]
+            exact = model.double()(torch.tensor([prompt])).logits[0]
+        actual = prompt_logits(_llm(tmp_path, dtype=str(dtype).removeprefix("torch.")), prompt).to(dtype)
+        assert_within_rounding(actual, exact, eager, what=f"logits in {dtype}")
 
 
 @pytest.mark.parametrize("block_size", [1, 8, 64])

@@ -2,11 +2,10 @@
 
 import pytest
 import torch
-from tiny import greedy_tokens
+from tiny import greedy_tokens, prompt_logits
 
 from vllm_triton import LLM, SamplingParams
 from vllm_triton.loading import find_demo_model
-from vllm_triton.models.attention_metadata import AttentionMetadata
 from vllm_triton.ops.testing import assert_within_rounding
 from vllm_triton.ops.testing.tolerance import rounding_band
 
@@ -56,22 +55,6 @@ def test_float32_tokens_equal_transformers(hf_model):
     assert pressed.core.scheduler.stats().num_preemptions > 0
 
 
-@torch.inference_mode()
-def _logits(llm: LLM, token_ids: list[int]) -> torch.Tensor:
-    """[T, V] of one prompt, computed outside the engine's loop into blocks 1, 2, ..."""
-    runner, count = llm.core.runner, len(token_ids)
-    positions = torch.arange(count)
-    blocks = torch.arange(1, -(-count // runner.block_size) + 1, dtype=torch.int32)[None]
-    attention = AttentionMetadata(
-        slot_mapping=positions + runner.block_size,
-        block_table=blocks,
-        seq_lens=torch.tensor([count], dtype=torch.int32),
-        query_start_loc=torch.tensor([0, count], dtype=torch.int32),
-    )
-    hidden = runner.model(torch.tensor(token_ids), positions, attention, runner.kv_caches)
-    return runner.model.compute_logits(hidden).float()
-
-
 def test_bfloat16_logits_lie_within_rounding(hf_model):
     llm = _llm(dtype="bfloat16", enable_prefix_caching=False)
     low = hf_model.to(torch.bfloat16)
@@ -83,7 +66,7 @@ def test_bfloat16_logits_lie_within_rounding(hf_model):
         exact = [exact_model(torch.tensor([prompt])).logits[0] for prompt in prompts]
         generated = _greedy(llm, prompts)
         for prompt, exact_logits, eager_logits, ours in zip(prompts, exact, eager, generated, strict=True):
-            actual = _logits(llm, prompt).to(torch.bfloat16)
+            actual = prompt_logits(llm, prompt).to(torch.bfloat16)
             assert_within_rounding(actual, exact_logits, eager_logits, what=f"logits of {len(prompt)} tokens")
             _assert_first_difference_is_a_tie(exact_model, prompt, ours, rounding_band(exact_logits, eager_logits))
 

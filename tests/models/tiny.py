@@ -5,6 +5,9 @@ from typing import Any
 
 import torch
 
+from vllm_triton import LLM
+from vllm_triton.models.attention_metadata import AttentionMetadata
+
 VOCAB_SIZE = 199
 _COMMON: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
@@ -43,7 +46,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("Mistral", {"sliding_window": 12, "head_dim": 16}),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
     "qwen2-window": ("Qwen2", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}),
-    "gemma3": ("Gemma3", _GEMMA | {"attention_bias": True}),
+    "gemma3": ("Gemma3", _GEMMA | {"attention_bias": True, "tie_word_embeddings": False}),
     "gemma3-scaled": ("Gemma3", _GEMMA | {"rope_parameters": _GEMMA_ROPES, "hidden_activation": "gelu"}),
     "qwen3": ("Qwen3", {"head_dim": 20, "attention_bias": True}),
 }
@@ -66,8 +69,27 @@ def make_tiny(family: str, folder: Path, seed: int = 0, max_shard_size: str = "5
                 parameter.normal_(0.0 if name.startswith("Gemma") else 1.0, 0.2)
             elif parameter_name.endswith("bias"):
                 parameter.normal_(0.0, 0.3)
+        if name.startswith("Gemma") and config.tie_word_embeddings:
+            # Else the head would find the token again that was scaled on the way in.
+            model.get_input_embeddings().weight.mul_(0.1 * config.hidden_size**-0.5)
     model.save_pretrained(folder, max_shard_size=max_shard_size)
     return model
+
+
+@torch.inference_mode()
+def prompt_logits(llm: LLM, token_ids: list[int]) -> torch.Tensor:
+    """[T, V] float32 of one prompt, computed outside the engine's loop into blocks 1, 2, ..."""
+    runner, count = llm.core.runner, len(token_ids)
+    positions = torch.arange(count)
+    blocks = torch.arange(1, -(-count // runner.block_size) + 1, dtype=torch.int32)[None]
+    attention = AttentionMetadata(
+        slot_mapping=positions + runner.block_size,
+        block_table=blocks,
+        seq_lens=torch.tensor([count], dtype=torch.int32),
+        query_start_loc=torch.tensor([0, count], dtype=torch.int32),
+    )
+    hidden = runner.model(torch.tensor(token_ids), positions, attention, runner.kv_caches)
+    return runner.model.compute_logits(hidden).float()
 
 
 def greedy_tokens(model: Any, prompt: list[int], count: int) -> list[int]:
