@@ -25,7 +25,9 @@ def _generate(llm: LLM, prompts: list[list[int]]) -> list[list[int]]:
 
 
 def _llm(folder, **settings) -> LLM:
+    # Up to 64 tokens phi4's angles are those of short texts in both engines.
     defaults = {"dtype": "float32", "skip_tokenizer_init": True, "num_kv_blocks": 64, "max_num_seqs": 8}
+    defaults |= {"max_model_len": 64}
     return LLM(str(folder), **(defaults | settings))
 
 
@@ -72,4 +74,11 @@ def test_block_size_does_not_change_tokens(block_size, tmp_path):
     model = make_tiny("llama3", tmp_path)
     prompts = _prompts(2, [3, 31, 64])
     expected = [greedy_tokens(model, prompt, NEW_TOKENS) for prompt in prompts]
-    assert _generate(_llm(tmp_path, block_size=block_size, num_kv_blocks=300), prompts) == expected
+    assert _generate(_llm(tmp_path, block_size=block_size, num_kv_blocks=300, max_model_len=256), prompts) == expected
+
+
+def test_an_engine_for_long_texts_turns_by_the_long_factors(tmp_path):
+    model = make_tiny("phi4", tmp_path)
+    prompts = _prompts(4, [65, 100])
+    expected = [greedy_tokens(model, prompt, NEW_TOKENS) for prompt in prompts]
+    assert _generate(_llm(tmp_path, max_model_len=256), prompts) == expected

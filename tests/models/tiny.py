@@ -36,6 +36,15 @@ _GEMMA_ROPES = {
     "full_attention": {"rope_type": "linear", "rope_theta": 50000.0, "factor": 8.0},
     "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
 }
+# 12 of 16 dimensions are turned; a text of more than 64 tokens is long.
+_LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 0.75,
+    "short_factor": [1.0, 1.1, 1.3, 1.6, 2.0, 2.5],
+    "long_factor": [1.2, 1.9, 3.0, 5.0, 8.0, 11.0],
+}
+_LONGROPE_LENGTH = {"original_max_position_embeddings": 64}
 
 # name -> (transformers' model, what differs from _COMMON)
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -48,6 +57,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-window": ("Qwen2", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}),
     "gemma3": ("Gemma3", _GEMMA | {"attention_bias": True, "tie_word_embeddings": False}),
     "gemma3-scaled": ("Gemma3", _GEMMA | {"rope_parameters": _GEMMA_ROPES, "hidden_activation": "gelu"}),
+    "phi3": ("Phi3", {"sliding_window": 13}),
+    "phi4": ("Phi3", {"tie_word_embeddings": True, "hidden_size": 96, "rope_parameters": _LONGROPE} | _LONGROPE_LENGTH),
     "qwen3": ("Qwen3", {"head_dim": 20, "attention_bias": True}),
 }
 

@@ -7,18 +7,19 @@ import torch
 
 from vllm_triton.errors import ModelError
 
-# SmolLM2 is LlamaForCausalLM; models/registry.py has the decoder of each.
+# SmolLM2 is LlamaForCausalLM, Phi-4 is Phi3ForCausalLM; models/registry.py has the decoder of each.
 ARCHITECTURES = (
     "Gemma3ForCausalLM",
     "LlamaForCausalLM",
     "MistralForCausalLM",
+    "Phi3ForCausalLM",
     "Qwen2ForCausalLM",
     "Qwen3ForCausalLM",
 )
 GEMMAS = ("Gemma3ForCausalLM",)
 # Of the feed-forward layer's gate; gelu_pytorch_tanh is the approximate form.
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class RopeConfig:
         rotary_size: dimensions of a head that are rotated.
         kind: one of ROPE_TYPES.
         parameters: the settings of that kind, as the checkpoint names them.
+        max_position: the longest context of the model, in tokens.
     """
 
     theta: float
@@ -43,6 +45,7 @@ class RopeConfig:
 class ModelConfig:
     """A decoder.
 
+    packed_projections: the checkpoint holds queries, keys and values as one matrix, and gate and up as another.
     activation: one of ACTIVATIONS.
     layer_windows: per layer, how many of the last positions a query sees, itself included; 0 for all.
     attention_scale: factor on the scores.
@@ -65,6 +68,7 @@ class ModelConfig:
     output_bias: bool
     mlp_bias: bool
     qk_norm: bool
+    packed_projections: bool
     activation: str
     layer_windows: tuple[int, ...]
     attention_scale: float
@@ -115,8 +119,9 @@ class ModelConfig:
             output_bias=architecture != "Qwen2ForCausalLM" and attention_bias,
             mlp_bias=bool(config.get("mlp_bias", False)),
             qk_norm=architecture in ("Qwen3ForCausalLM", "Gemma3ForCausalLM"),
+            packed_projections=architecture == "Phi3ForCausalLM",
             activation=_activation(fields, is_gemma),
-            layer_windows=_layer_windows(fields, architecture, num_layers),
+            layer_windows=_layer_windows(fields, architecture, num_layers, max_position),
             attention_scale=(fields.number("query_pre_attn_scalar", 256) if is_gemma else head_size) ** -0.5,
             rope=rope,
             local_rope=local_rope,
@@ -175,7 +180,7 @@ def _refuse_gemma_variants(fields: _Fields) -> None:
             raise fields.error(name, f"is not supported, got {fields.config[name]!r}")
 
 
-def _layer_windows(fields: _Fields, architecture: str, num_layers: int) -> tuple[int, ...]:
+def _layer_windows(fields: _Fields, architecture: str, num_layers: int, max_position: int) -> tuple[int, ...]:
     config = fields.config
     # A Mistral or Gemma without the field has the family's window of 4096; a Mistral's null means none.
     window = config.get("sliding_window", 4096 if architecture == "MistralForCausalLM" else None)
@@ -189,8 +194,9 @@ def _layer_windows(fields: _Fields, architecture: str, num_layers: int) -> tuple
             kinds = ["full_attention" if full else "sliding_attention" for full in is_full]
     elif architecture == "LlamaForCausalLM" or window is None:
         return (0,) * num_layers
-    elif architecture == "MistralForCausalLM":
-        return (fields.integer("sliding_window", window),) * num_layers
+    elif architecture in ("MistralForCausalLM", "Phi3ForCausalLM"):
+        window = fields.integer("sliding_window", window)
+        return (window if window < max_position else 0,) * num_layers  # Phi's may be longer than any text
     elif not config.get("use_sliding_window", False):
         return (0,) * num_layers
     elif kinds is None:
@@ -209,6 +215,8 @@ def _ropes(
     # Newer files hold one rope_parameters; older ones rope_theta beside an optional rope_scaling.
     parameters = dict(config.get("rope_parameters") or {})
     scaling, theta = dict(config.get("rope_scaling") or {}), config.get("rope_theta")
+    if architecture == "Phi3ForCausalLM":
+        parameters = _longrope_parameters(fields, scaling | parameters)
     if architecture != "Gemma3ForCausalLM":
         return _rope(fields, scaling | parameters, theta or 10000.0, head_size, max_position), None
     full, local = (dict(parameters.get(kind) or {}) for kind in ("full_attention", "sliding_attention"))
@@ -217,6 +225,17 @@ def _ropes(
         _rope(fields, scaling | full, theta or 1e6, head_size, max_position),
         _rope(fields, local, local_theta, head_size, max_position),
     )
+
+
+def _longrope_parameters(fields: _Fields, parameters: dict[str, Any]) -> dict[str, Any]:
+    """Phi-3's settings under today's names: its first files say "su" or "yarn" for longrope, and the length that the
+    model was trained with first stands beside them.
+    """
+    kind = parameters.get("rope_type") or parameters.get("type")
+    if kind not in ("su", "yarn", "longrope"):
+        return parameters
+    original = fields.config.get("original_max_position_embeddings")
+    return parameters | {"rope_type": "longrope"} | ({"original_max_position_embeddings": original} if original else {})
 
 
 def _rope(
@@ -229,12 +248,19 @@ def _rope(
         raise fields.error("rope_scaling", f"must be of type {', '.join(ROPE_TYPES)}, got {kind!r}")
     fraction = parameters.pop("partial_rotary_factor", None) or fields.config.get("partial_rotary_factor") or 1.0
     needed = {"linear": ["factor"], "yarn": ["factor"]}.get(kind, [])
+    if kind == "longrope":
+        needed = ["short_factor", "long_factor", "original_max_position_embeddings"]
     if kind == "llama3":
         needed = ["factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"]
     missing = [name for name in needed if name not in parameters]
     if missing:
         raise fields.error("rope_scaling", f"of type {kind} must have {', '.join(missing)}")
-    return RopeConfig(float(theta), int(head_size * fraction), kind, parameters, max_position)
+    rotary_size = int(head_size * fraction)
+    for name in ("short_factor", "long_factor") if kind == "longrope" else ():
+        if len(parameters[name]) != rotary_size // 2:
+            given = len(parameters[name])
+            raise fields.error("rope_scaling", f"must have {rotary_size // 2} numbers as {name}, got {given}")
+    return RopeConfig(float(theta), rotary_size, kind, parameters, max_position)
 
 
 def _eos_token_ids(config: dict[str, Any], generation_config: dict[str, Any], vocab_size: int) -> frozenset[int]:

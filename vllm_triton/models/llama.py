@@ -1,4 +1,5 @@
-"""The Llama family: Llama 2 and 3, SmolLM2, Mistral (window), Qwen2 (bias), Qwen3 (norm of queries and keys).
+"""The Llama family: Llama 2 and 3, SmolLM2, Mistral (window), Qwen2 (bias), Qwen3 (norm of queries and keys), Phi-3 and
+Phi-4 (packed projections, rotation of a part of a head).
 
 One decoder, told apart by ModelConfig. Shapes: T tokens of the step, E hidden, H query heads, G KV heads, D head size.
 """
@@ -88,6 +89,7 @@ class DecoderLayer(nn.Module):
         self.self_attn = Attention(config, layer, norm)
         self.post_attention_layernorm = norm(config.hidden_size, config.rms_norm_eps)
         self.mlp = MLP(config)
+        self.packed_projections = config.packed_projections
 
     def forward(
         self,
@@ -110,15 +112,21 @@ class DecoderLayer(nn.Module):
         attention, mlp = self.self_attn, self.mlp
         query_end, key_end = attention.query_size, attention.query_size + attention.kv_size
         middle = mlp.gate_up_proj.weight.shape[0] // 2
-        parts = {
-            "self_attn.q_proj": (attention.qkv_proj, slice(0, query_end)),
-            "self_attn.k_proj": (attention.qkv_proj, slice(query_end, key_end)),
-            "self_attn.v_proj": (attention.qkv_proj, slice(key_end, None)),
-            "self_attn.o_proj": (attention.o_proj, slice(None)),
-            "mlp.gate_proj": (mlp.gate_up_proj, slice(0, middle)),
-            "mlp.up_proj": (mlp.gate_up_proj, slice(middle, None)),
-            "mlp.down_proj": (mlp.down_proj, slice(None)),
-        }
+        everything = slice(None)
+        if self.packed_projections:
+            parts = {
+                "self_attn.qkv_proj": (attention.qkv_proj, everything),
+                "mlp.gate_up_proj": (mlp.gate_up_proj, everything),
+            }
+        else:
+            parts = {
+                "self_attn.q_proj": (attention.qkv_proj, slice(0, query_end)),
+                "self_attn.k_proj": (attention.qkv_proj, slice(query_end, key_end)),
+                "self_attn.v_proj": (attention.qkv_proj, slice(key_end, None)),
+                "mlp.gate_proj": (mlp.gate_up_proj, slice(0, middle)),
+                "mlp.up_proj": (mlp.gate_up_proj, slice(middle, None)),
+            }
+        parts |= {"self_attn.o_proj": (attention.o_proj, everything), "mlp.down_proj": (mlp.down_proj, everything)}
         for name, (linear, rows) in parts.items():
             yield f"{name}.weight", linear.weight[rows]
             if linear.bias is not None:

@@ -1,7 +1,8 @@
 """The table of cosines and sines that rotary_embedding reads, for every kind of frequency scaling.
 
 Formulas: Su et al., "RoFormer"; linear: Chen et al., "Extending Context Window of Large Language Models via Positional
-Interpolation"; yarn: Peng et al., "YaRN"; llama3: the smoothed scaling published with Llama 3.1.
+Interpolation"; yarn: Peng et al., "YaRN"; llama3: the smoothed scaling published with Llama 3.1; longrope: Ding et
+al., "LongRoPE".
 """
 
 import math
@@ -12,13 +13,17 @@ from vllm_triton.models.config import RopeConfig
 
 
 def cos_sin_table(rope: RopeConfig, num_positions: int, device: torch.device | str = "cpu") -> torch.Tensor:
-    """[num_positions, rotary_size] fp32: cosines of all frequencies, then sines."""
-    frequencies, attention_factor = _frequencies(rope)
+    """[num_positions, rotary_size] fp32: cosines of all frequencies, then sines.
+
+    A longrope has other frequencies for texts longer than it was trained with first. Keys in the cache cannot be turned
+    again when a text grows beyond, so num_positions decides, once for all texts.
+    """
+    frequencies, attention_factor = _frequencies(rope, num_positions)
     angles = torch.arange(num_positions, dtype=torch.float32)[:, None] * frequencies
     return torch.cat([angles.cos(), angles.sin()], dim=-1).mul_(attention_factor).to(device)
 
 
-def _frequencies(rope: RopeConfig) -> tuple[torch.Tensor, float]:
+def _frequencies(rope: RopeConfig, num_positions: int) -> tuple[torch.Tensor, float]:
     """([rotary_size / 2] radians per position, factor on cosines and sines)."""
     exponents = torch.arange(0, rope.rotary_size, 2, dtype=torch.float32) / rope.rotary_size
     base = 1.0 / rope.theta**exponents
@@ -28,6 +33,8 @@ def _frequencies(rope: RopeConfig) -> tuple[torch.Tensor, float]:
         return _llama3(base, rope), 1.0
     if rope.kind == "yarn":
         return _yarn(base, rope)
+    if rope.kind == "longrope":
+        return _longrope(base, rope, num_positions)
     return base, 1.0
 
 
@@ -38,6 +45,18 @@ def _llama3(base: torch.Tensor, rope: RopeConfig) -> torch.Tensor:
     turns = rope.parameters["original_max_position_embeddings"] * base / (2 * math.pi)  # within the original context
     keep = ((turns - low) / (high - low)).clamp(0, 1)
     return keep * base + (1 - keep) * base / factor
+
+
+def _longrope(base: torch.Tensor, rope: RopeConfig, num_positions: int) -> tuple[torch.Tensor, float]:
+    """Each frequency is divided by a factor of its own, from a list for short texts or one for long ones."""
+    parameters = rope.parameters
+    original = parameters["original_max_position_embeddings"]
+    divisors = torch.tensor(parameters["long_factor" if num_positions > original else "short_factor"])
+    attention_factor = parameters.get("attention_factor")
+    if attention_factor is None:
+        stretch = parameters.get("factor") or rope.max_position / original
+        attention_factor = math.sqrt(1 + math.log(stretch) / math.log(original)) if stretch > 1 else 1.0
+    return base / divisors, attention_factor
 
 
 def _yarn(base: torch.Tensor, rope: RopeConfig) -> tuple[torch.Tensor, float]:
