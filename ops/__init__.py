@@ -23,6 +23,7 @@ from vllm_triton.ops.rotary_embedding import rotary_embedding
 from vllm_triton.ops.sample_tokens import sample_tokens
 from vllm_triton.ops.silu_and_mul import silu_and_mul
 from vllm_triton.ops.token_logprobs import token_logprobs
+from vllm_triton.ops.softcap_logits import softcap_logits
 from vllm_triton.ops.w4a16_mm import w4a16_mm
 
 __all__ = [
@@ -44,5 +45,6 @@ __all__ = [
     "sample_tokens",
     "silu_and_mul",
     "token_logprobs",
+    "softcap_logits",
     "w4a16_mm",
 ]

@@ -15,6 +15,7 @@ from vllm_triton.ops import (
     rms_norm,
     rotary_embedding,
     silu_and_mul,
+    softcap_logits,
 )
 
 ROW_STRIDE = 2**30
@@ -75,6 +76,12 @@ def test_silu_and_mul(implementation):
 def test_gelu_and_mul(implementation):
     x = torch.randn(3, 80).half()
     _assert_far_equals_near(gelu_and_mul, implementation, (x, True), (_far_rows(x), True))
+
+
+@IMPLEMENTATIONS
+def test_softcap_logits(implementation):
+    logits = torch.randn(3, 80).half()
+    _assert_far_equals_near(softcap_logits, implementation, (logits, 1.5), (_far_rows(logits), 1.5))
 
 
 @IMPLEMENTATIONS
