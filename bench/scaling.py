@@ -166,9 +166,8 @@ class AttentionAlone:
 
         def attend() -> tuple[torch.Tensor, ...]:
             for layer, (keys, values) in zip(layers, runner.kv_caches, strict=True):
-                ops.paged_attention(
-                    out, query, keys, values, block_table, self._seq_lens, query_start_loc, layer.scale, layer.window
-                )
+                tables = (block_table, self._seq_lens, query_start_loc)
+                ops.paged_attention(out, query, keys, values, *tables, layer.scale, layer.window, layer.softcap)
             return ()
 
         with torch.inference_mode():

@@ -72,6 +72,16 @@ def test_gemma3_scales_the_angles_of_layers_without_a_window_alone():
     assert (config.local_rope.kind, config.local_rope.theta) == ("default", 1e4)
 
 
+def test_gemma2_has_bounds_and_alternates_unless_the_file_says_otherwise():
+    common = {key: value for key, value in GEMMA3.items() if "softcapping" not in key and not key.startswith("rope")}
+    config = _read(common, architectures=["Gemma2ForCausalLM"])
+    assert (config.attention_softcap, config.final_softcap) == (50.0, 30.0)
+    assert config.layer_windows == (512, 0) * 13
+    assert (config.rope.theta, config.local_rope, config.qk_norm) == (1e4, None, False)
+    uncapped = _read(common, architectures=["Gemma2ForCausalLM"], final_logit_softcapping=None)
+    assert (uncapped.attention_softcap, uncapped.final_softcap) == (50.0, 0.0)
+
+
 def test_phi3_as_published():
     config = _read(PHI3)
     assert config.layer_windows == (0,) * 32
@@ -103,6 +113,7 @@ def test_phi4_turns_a_part_of_each_head():
     [
         (GEMMA3, {"use_bidirectional_attention": True}, "use_bidirectional_attention is not supported"),
         (GEMMA3, {"hidden_activation": "relu"}, "hidden_activation must be one of silu, gelu, .*, got 'relu'"),
+        (GEMMA3, {"attn_logit_softcapping": -50.0}, "attn_logit_softcapping must be a positive number, got -50.0"),
         (GEMMA3, {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar must be a positive number, got 0"),
         (GEMMA3, {"layer_types": ["full_attention"]}, "layer_types must name sliding_attention or full_attention per"),
         (PHI3, {"hidden_act": "relu"}, "hidden_act must be one of silu, gelu, .*, got 'relu'"),
@@ -113,7 +124,7 @@ def test_phi4_turns_a_part_of_each_head():
             {"original_max_position_embeddings": None},
             "rope_scaling of type longrope must have original_max_position_embeddings",
         ),
-        (PHI3, {"architectures": ["PhiForCausalLM"]}, "architectures must name one of Gemma3ForCausalLM, "),
+        (PHI3, {"architectures": ["PhiForCausalLM"]}, "architectures must name one of Gemma2ForCausalLM, "),
     ],
 )
 def test_what_is_refused_is_named(config, different, message):

@@ -55,6 +55,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("Mistral", {"sliding_window": 12, "head_dim": 16}),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
     "qwen2-window": ("Qwen2", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}),
+    "gemma2": ("Gemma2", _GEMMA | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 5.0}),
     "gemma3": ("Gemma3", _GEMMA | {"attention_bias": True, "tie_word_embeddings": False}),
     "gemma3-scaled": ("Gemma3", _GEMMA | {"rope_parameters": _GEMMA_ROPES, "hidden_activation": "gelu"}),
     "phi3": ("Phi3", {"sliding_window": 13}),

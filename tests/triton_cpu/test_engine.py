@@ -43,8 +43,8 @@ EXTRAS = (
 )
 
 
-# Each in a type that nothing else in this file compiles kernels for.
-@pytest.mark.parametrize(("family", "dtype"), [("qwen3", "float16"), ("mistral", "bfloat16")])
+# Each with an attention kernel that nothing else in this file compiles.
+@pytest.mark.parametrize(("family", "dtype"), [("qwen3", "float16"), ("mistral", "bfloat16"), ("gemma2", "float16")])
 def test_serving_compiles_no_kernel_after_the_start(family, dtype, tmp_path):
     """Whatever the lengths and numbers of requests are, and whatever their draws ask for."""
     make_tiny(family, tmp_path)

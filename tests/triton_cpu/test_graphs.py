@@ -339,6 +339,11 @@ def test_what_cannot_be_captured_lowers_the_mode(folder):
 
     assert reasons() == (None, None)
     assert reasons(apply_penalties="torch") == (None, None)  # no part of a graph
+    assert reasons(softcap_logits="torch") == (None, None)  # this model has none
+    with_softcap = capture.Capturable.of(
+        source, CPU, selection | {"softcap_logits": "torch"}, True, frozenset({"softcap_logits"})
+    )
+    assert with_softcap.why_no_steps == "softcap_logits=torch cannot be captured on cpu"
     for op in ("linear", "embedding", "silu_and_mul"):
         assert reasons(**{op: "torch"}) == (f"{op}=torch cannot be captured on cpu",) * 2
     for op in ("paged_attention", "reshape_and_cache", "sample_tokens"):

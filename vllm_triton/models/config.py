@@ -9,6 +9,7 @@ from vllm_triton.errors import ModelError
 
 # SmolLM2 is LlamaForCausalLM, Phi-4 is Phi3ForCausalLM; models/registry.py has the decoder of each.
 ARCHITECTURES = (
+    "Gemma2ForCausalLM",
     "Gemma3ForCausalLM",
     "LlamaForCausalLM",
     "MistralForCausalLM",
@@ -16,7 +17,7 @@ ARCHITECTURES = (
     "Qwen2ForCausalLM",
     "Qwen3ForCausalLM",
 )
-GEMMAS = ("Gemma3ForCausalLM",)
+GEMMAS = ("Gemma2ForCausalLM", "Gemma3ForCausalLM")
 # Of the feed-forward layer's gate; gelu_pytorch_tanh is the approximate form.
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
 ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
@@ -49,6 +50,7 @@ class ModelConfig:
     activation: one of ACTIVATIONS.
     layer_windows: per layer, how many of the last positions a query sees, itself included; 0 for all.
     attention_scale: factor on the scores.
+    attention_softcap, final_softcap: bounds on the scores and on the logits; 0 for none.
     local_rope: of layers that have a window; None where it is that of the others.
     eos_token_ids: ids that end a sequence.
     """
@@ -72,6 +74,8 @@ class ModelConfig:
     activation: str
     layer_windows: tuple[int, ...]
     attention_scale: float
+    attention_softcap: float
+    final_softcap: float
     rope: RopeConfig
     local_rope: RopeConfig | None
     eos_token_ids: frozenset[int]
@@ -88,8 +92,8 @@ class ModelConfig:
             method = config["quantization_config"].get("quant_method", "unknown")
             raise fields.error("quantization_config", f"{method!r} is not supported; use an unquantised checkpoint")
         is_gemma = architecture in GEMMAS
-        if is_gemma:
-            _refuse_gemma_variants(fields)
+        if is_gemma and config.get("use_bidirectional_attention"):
+            raise fields.error("use_bidirectional_attention", "is not supported: only causal attention is")
         num_heads = fields.integer("num_attention_heads")
         num_kv_heads = fields.integer("num_key_value_heads", num_heads)
         if num_heads % num_kv_heads:
@@ -123,6 +127,8 @@ class ModelConfig:
             activation=_activation(fields, is_gemma),
             layer_windows=_layer_windows(fields, architecture, num_layers, max_position),
             attention_scale=(fields.number("query_pre_attn_scalar", 256) if is_gemma else head_size) ** -0.5,
+            attention_softcap=_softcap(fields, "attn_logit_softcapping", architecture, 50.0),
+            final_softcap=_softcap(fields, "final_logit_softcapping", architecture, 30.0),
             rope=rope,
             local_rope=local_rope,
             eos_token_ids=_eos_token_ids(config, generation_config, vocab_size),
@@ -172,12 +178,12 @@ def _activation(fields: _Fields, is_gemma: bool) -> str:
     return activation
 
 
-def _refuse_gemma_variants(fields: _Fields) -> None:
-    if fields.config.get("use_bidirectional_attention"):
-        raise fields.error("use_bidirectional_attention", "is not supported: only causal attention is")
-    for name in ("attn_logit_softcapping", "final_logit_softcapping"):
-        if fields.config.get(name):
-            raise fields.error(name, f"is not supported, got {fields.config[name]!r}")
+def _softcap(fields: _Fields, name: str, architecture: str, gemma2s: float) -> float:
+    """0 where there is none. Args: gemma2s: of a Gemma 2 without the field; null means none there too."""
+    default = gemma2s if architecture == "Gemma2ForCausalLM" else None
+    if architecture not in GEMMAS or fields.config.get(name, default) is None:
+        return 0.0
+    return float(fields.number(name, gemma2s))
 
 
 def _layer_windows(fields: _Fields, architecture: str, num_layers: int, max_position: int) -> tuple[int, ...]:
@@ -188,7 +194,7 @@ def _layer_windows(fields: _Fields, architecture: str, num_layers: int, max_posi
     if architecture in GEMMAS:
         window = fields.integer("sliding_window", 4096)
         # Older files give the distance between layers that see everything.
-        every = fields.integer("sliding_window_pattern", 6)
+        every = 2 if architecture == "Gemma2ForCausalLM" else fields.integer("sliding_window_pattern", 6)
         if kinds is None:
             is_full = [(layer + 1) % every == 0 for layer in range(num_layers)]
             kinds = ["full_attention" if full else "sliding_attention" for full in is_full]

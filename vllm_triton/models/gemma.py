@@ -1,5 +1,6 @@
-"""Gemma 3, as far as it differs from Llama's decoder: a norm after attention and feed-forward layer too, embeddings
-that are scaled, and layers with and without a window, each kind with rotary angles of its own.
+"""Gemma 2 and 3, as far as they differ from Llama's decoder: a norm after attention and feed-forward layer too,
+embeddings that are scaled, layers with and without a window, in Gemma 3 each kind with rotary angles of its own, and in
+Gemma 2 bounds on scores and logits.
 
 Shapes: T tokens of the step, E hidden.
 """
@@ -94,6 +95,11 @@ class GemmaForCausalLM(LlamaForCausalLM):
             cos_sin = self.local_cos_sin if has_local_rope else self.cos_sin
             x, residual = layer(x, residual, positions, cos_sin, attention, kv_cache)
         return self.norm(x, residual)[0]
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[B, E] -> [B, V]"""
+        logits, softcap = super().compute_logits(hidden), self.config.final_softcap
+        return ops.softcap_logits(logits, softcap) if softcap else logits
 
 
 def _rounded(value: float, dtype: torch.dtype) -> float:

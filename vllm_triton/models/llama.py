@@ -27,7 +27,7 @@ class Attention(nn.Module):
         self.query_size = config.num_heads * config.head_size
         self.kv_size = config.num_kv_heads * config.head_size
         self.window = config.layer_windows[layer]
-        self.scale = config.attention_scale
+        self.scale, self.softcap = config.attention_scale, config.attention_softcap
         self.qkv_proj = Linear(config.hidden_size, self.query_size + 2 * self.kv_size, config.qkv_bias)
         self.o_proj = Linear(self.query_size, config.hidden_size, config.output_bias)
         self.q_norm = norm(config.head_size, config.rms_norm_eps) if config.qk_norm else None
@@ -64,6 +64,7 @@ class Attention(nn.Module):
             attention.query_start_loc,
             self.scale,
             self.window,
+            self.softcap,
         )
         return self.o_proj(out.view(num_tokens, self.query_size))
 

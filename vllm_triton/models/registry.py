@@ -9,6 +9,7 @@ from vllm_triton.models.llama import LlamaForCausalLM
 
 # One for each of config.ARCHITECTURES.
 DECODERS: Mapping[str, Callable[[ModelConfig, int], CausalLM]] = {
+    "Gemma2ForCausalLM": GemmaForCausalLM,
     "Gemma3ForCausalLM": GemmaForCausalLM,
     "LlamaForCausalLM": LlamaForCausalLM,
     "MistralForCausalLM": LlamaForCausalLM,

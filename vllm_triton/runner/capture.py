@@ -34,7 +34,7 @@ _MODES_OF_LEVELS = (
 )
 DEFAULT_LEVEL = 2
 # What a whole step runs after the forward; the sampler's other ops stay outside of graphs.
-_OPS_AFTER_FORWARD = {"linear", "sample_tokens"}
+_OPS_AFTER_FORWARD = frozenset({"linear", "sample_tokens"})
 
 
 def compile_and_capture(
@@ -57,7 +57,8 @@ def compile_and_capture(
     launches_only = COMPILERS[compile_backend]().launches_only
     # Checks follow the ops of a run.
     runner.use(program.through_dispatcher() if envs.graph_check() and launches_only else program)
-    capturable = Capturable.of(program.source, platform, selection, launches_only)
+    capped = {"softcap_logits"} if runner.model.config.final_softcap else set()
+    capturable = Capturable.of(program.source, platform, selection, launches_only, _OPS_AFTER_FORWARD | capped)
     _capture(runner, config, platform, asked, capturable)
 
 
@@ -70,11 +71,16 @@ class Capturable:
 
     @classmethod
     def of(
-        cls, source: ForwardSource, platform: Platform, selection: Mapping[str, str], launches_only: bool
+        cls,
+        source: ForwardSource,
+        platform: Platform,
+        selection: Mapping[str, str],
+        launches_only: bool,
+        after_forward: frozenset[str] = _OPS_AFTER_FORWARD,
     ) -> "Capturable":
-        """Args: launches_only: of the compiler of the pieces."""
+        """Args: launches_only: of the compiler of the pieces. after_forward: ops of a step that follow the forward."""
         in_pieces = source.ops_of(source.pieces)
-        in_steps = source.ops_of(source.functions) | _OPS_AFTER_FORWARD
+        in_steps = source.ops_of(source.functions) | after_forward
         reason = _why_no_graphs(platform)
         if reason is None and platform.device == "cpu" and not launches_only:
             reason = "a CPU captures launches of Triton kernels alone, which compiled pieces are not"
