@@ -22,8 +22,8 @@ from vllm_triton.ops.rms_norm import rms_norm
 from vllm_triton.ops.rotary_embedding import rotary_embedding
 from vllm_triton.ops.sample_tokens import sample_tokens
 from vllm_triton.ops.silu_and_mul import silu_and_mul
-from vllm_triton.ops.token_logprobs import token_logprobs
 from vllm_triton.ops.softcap_logits import softcap_logits
+from vllm_triton.ops.token_logprobs import token_logprobs
 from vllm_triton.ops.w4a16_mm import w4a16_mm
 
 __all__ = [
@@ -44,7 +44,7 @@ __all__ = [
     "rotary_embedding",
     "sample_tokens",
     "silu_and_mul",
-    "token_logprobs",
     "softcap_logits",
+    "token_logprobs",
     "w4a16_mm",
 ]
