@@ -62,6 +62,7 @@ def key_of(tiny, monkeypatch):
 SETTINGS = {
     "model": ("another folder", True),
     "dtype": ("bfloat16", True),
+    "kv_cache_dtype": ("fp8", True),
     "max_model_len": (128, True),  # the table of rotary angles
     "num_kv_blocks": (12, False),
     "block_size": (32, True),

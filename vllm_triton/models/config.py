@@ -53,6 +53,7 @@ class ModelConfig:
     attention_softcap, final_softcap: bounds on the scores and on the logits; 0 for none.
     local_rope: of layers that have a window; None where it is that of the others.
     eos_token_ids: ids that end a sequence.
+    quantized_kv_cache: keys and values are cached with a scale; no checkpoint says so, but the engine's settings.
     """
 
     architecture: str
@@ -79,6 +80,7 @@ class ModelConfig:
     rope: RopeConfig
     local_rope: RopeConfig | None
     eos_token_ids: frozenset[int]
+    quantized_kv_cache: bool = False
 
     @classmethod
     def from_hf(cls, config: dict[str, Any], generation_config: dict[str, Any], source: str) -> "ModelConfig":

@@ -32,6 +32,10 @@ class Attention(nn.Module):
         self.o_proj = Linear(self.query_size, config.hidden_size, config.output_bias)
         self.q_norm = norm(config.head_size, config.rms_norm_eps) if config.qk_norm else None
         self.k_norm = norm(config.head_size, config.rms_norm_eps) if config.qk_norm else None
+        # Of a quantized cache. Keys and values are far smaller than the largest fp8 of 448, and 1 rounds none of them.
+        for name in ("k_scale", "v_scale"):
+            scale = torch.ones(1, dtype=torch.float32) if config.quantized_kv_cache else None
+            self.register_buffer(name, scale, persistent=False)
 
     def forward(
         self,
@@ -53,7 +57,8 @@ class Attention(nn.Module):
             query, key = ops.rotary_embedding(positions, query, key, cos_sin, False)
         key_cache, value_cache = kv_cache
         out = torch.empty_like(query)
-        ops.reshape_and_cache(key, value, key_cache, value_cache, attention.slot_mapping)
+        scales = (self.k_scale, self.v_scale)
+        ops.reshape_and_cache(key, value, key_cache, value_cache, attention.slot_mapping, *scales)
         ops.paged_attention(
             out,
             query,
@@ -65,6 +70,9 @@ class Attention(nn.Module):
             self.scale,
             self.window,
             self.softcap,
+            True,
+            None,
+            *scales,
         )
         return self.o_proj(out.view(num_tokens, self.query_size))
 

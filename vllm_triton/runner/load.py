@@ -26,6 +26,8 @@ from vllm_triton.runner.model_runner import ModelRunner
 
 logger = logging.getLogger(__name__)
 
+_KV_CACHE_DTYPES = {"fp8_e4m3": torch.float8_e4m3fn}
+
 
 @dataclasses.dataclass(frozen=True)
 class LoadedModel:
@@ -49,6 +51,8 @@ def load_model(config: EngineConfig) -> LoadedModel:
     checkpoint = open_checkpoint(config.model)
     model_config = ModelConfig.from_hf(checkpoint.config, checkpoint.generation_config, checkpoint.source)
     dtype = _dtype(config, checkpoint, platform)
+    kv_cache_dtype = _KV_CACHE_DTYPES.get(config.kv_cache_dtype, dtype)
+    model_config = dataclasses.replace(model_config, quantized_kv_cache=kv_cache_dtype != dtype)
     max_model_len = _max_model_len(config, model_config)
     situation = registry.Situation(
         device=platform.device,
@@ -56,6 +60,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
         head_size=model_config.head_size,
         block_size=config.block_size,
         sliding_window=max(model_config.layer_windows) or None,
+        kv_cache_dtype=kv_cache_dtype,
     )
     choices = registry.parse_choices(envs.kernels()) | config.kernels
     registry.explain(choices, situation)  # refuses a bad choice before the weights are read
@@ -73,13 +78,13 @@ def load_model(config: EngineConfig) -> LoadedModel:
         config.block_size,
         num_kv_heads=model_config.num_kv_heads,
         head_size=model_config.head_size,
-        dtype_size_bytes=dtype.itemsize,
+        dtype_size_bytes=kv_cache_dtype.itemsize,
         num_layers=model_config.num_layers,
     )
     num_kv_blocks = config.num_kv_blocks or _num_kv_blocks(config, spec, max_model_len, platform)
     runner = ModelRunner(
         model,
-        _allocate_kv_caches(spec, num_kv_blocks, dtype, device),
+        _allocate_kv_caches(spec, num_kv_blocks, kv_cache_dtype, device),
         device,
         config.block_size,
         config.max_num_seqs,
@@ -87,13 +92,14 @@ def load_model(config: EngineConfig) -> LoadedModel:
         max_model_len,
     )
     logger.info(
-        "loaded %s (%s, %s) on %s in %.1f s; KV cache of %d blocks holds %d tokens (%.2f GiB)",
+        "loaded %s (%s, %s) on %s in %.1f s; KV cache of %d blocks (%s) holds %d tokens (%.2f GiB)",
         checkpoint.source,
         model_config.architecture,
         str(dtype).removeprefix("torch."),
         platform.name,
         loaded - start,
         num_kv_blocks,
+        str(kv_cache_dtype).removeprefix("torch."),
         max_sequence_length(spec, num_kv_blocks),
         num_kv_blocks * spec.block_size_bytes / 2**30,
     )

@@ -10,6 +10,7 @@ from vllm_triton.config import COMPILE_BACKENDS, CUDAGRAPH_MODES
 ENGINE_FIELDS = (
     "model",
     "dtype",
+    "kv_cache_dtype",
     "max_model_len",
     "num_kv_blocks",
     "block_size",
@@ -93,6 +94,7 @@ def _build_parser() -> argparse.ArgumentParser:
     model.add_argument("--seed", type=int, help="seed of the draws of requests without a seed of their own")
 
     engine = parser.add_argument_group("engine")
+    engine.add_argument("--kv-cache-dtype", help="type of keys and values in the cache: auto or fp8")
     engine.add_argument("--num-kv-blocks", type=_positive, metavar="BLOCKS", help="blocks of the KV cache")
     engine.add_argument("--block-size", type=_positive, metavar="TOKENS", help="tokens in one block of the KV cache")
     engine.add_argument("--max-num-seqs", type=_positive, metavar="N", help="sequences computed together, at most")
