@@ -103,13 +103,17 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Scalar:
-    """A number argument: `rule` completes "must ...", `valid` decides, `example` is what tests and benchmarks pass."""
+    """A number argument: `rule` completes "must ...", `valid` decides, `example` is what tests and benchmarks pass.
+
+    size: the name of the size that it gives, in place of `example` where tests and benchmarks choose sizes.
+    """
 
     type: type
     rule: str
     valid: Callable[[Any], bool]
     example: float | int | bool | None
     optional: bool = False
+    size: str = ""
 
 
 Argument = Tensor | Scalar
@@ -124,6 +128,7 @@ class Contract:
         name: the op's name in the registry and in torch's namespace `vllm_triton::`.
         args: its arguments in order.
         results: its results in order; empty for an op that only mutates.
+        computed: sizes of results that no shape string can say: name -> (the sizes before it) -> size.
         constraint: (dims) -> None or "{argument} must {rule}, got {value}" for what shape strings cannot say.
         combination: (arguments by name) -> the same, for dtypes, numbers and missing arguments that do not go together.
         defaults: values of the last arguments, where a caller leaves them out.
@@ -142,6 +147,7 @@ class Contract:
     name: str
     args: Mapping[str, Argument]
     results: Mapping[str, Tensor] = field(default_factory=dict)
+    computed: Mapping[str, Callable[[Dims], int]] = field(default_factory=dict)
     constraint: Callable[[Dims], str | None] | None = None
     combination: Callable[[Mapping[str, Any]], str | None] | None = None
     defaults: tuple[Any, ...] = ()
@@ -187,9 +193,14 @@ class Contract:
         """The sizes that these arguments fix, without checking them."""
         dims: Dims = {}
         for arg, value in zip(self.args.values(), values, strict=True):
-            if isinstance(arg, Tensor) and value is not None:
+            if isinstance(arg, Scalar):
+                if arg.size:
+                    dims[arg.size] = value
+            elif value is not None:
                 for size, extent in zip(arg.sizes_of(value), value.shape, strict=True):
                     size.bind(extent, dims)
+        for name, compute in self.computed.items():
+            dims[name] = compute(dims)
         return dims
 
     def check(self, values: tuple[Any, ...]) -> Dims:
@@ -205,7 +216,7 @@ class Contract:
             if value is None and arg.optional:
                 continue
             if isinstance(arg, Scalar):
-                self._check_scalar(name, arg, value)
+                self._check_scalar(name, arg, value, dims)
                 continue
             if not isinstance(value, torch.Tensor):
                 raise DTypeError(f"{self.name}: {name} must be a tensor, got {type(value).__name__}")
@@ -220,12 +231,14 @@ class Contract:
             raise DTypeError(f"{self.name}: {problem}")
         return dims
 
-    def _check_scalar(self, name: str, arg: Scalar, value: Any) -> None:
+    def _check_scalar(self, name: str, arg: Scalar, value: Any, dims: Dims) -> None:
         right = isinstance(value, int | float) if arg.type is float else type(value) is arg.type
         if not right:
             raise DTypeError(f"{self.name}: {name} must be {arg.type.__name__}, got {value!r}")
         if not arg.valid(value):
             raise ShapeError(f"{self.name}: {name} must {arg.rule}, got {value!r}")
+        if arg.size and dims.setdefault(arg.size, value) != value:
+            raise ShapeError(f"{self.name}: {name} must be {arg.size} = {dims[arg.size]}, got {value}")
 
     def _check_dtype(self, name: str, arg: Tensor, value: torch.Tensor, named: dict[str, Any]) -> None:
         if isinstance(arg.dtype, str):

@@ -43,7 +43,7 @@ def make_inputs(
     inputs: dict[str, Any] = {}
     for name, arg in contract.args.items():
         if isinstance(arg, Scalar):
-            inputs[name] = arg.example
+            inputs[name] = dims.get(arg.size, arg.example)
             continue
         value = _values(arg, dims, generator)
         wanted = (

@@ -32,6 +32,19 @@ CONTRACT = Contract(
 )
 
 
+ROUTED = Contract(
+    "routed",
+    {
+        "x": Tensor("T X", FLOATS),
+        "places": Tensor("X", INTS, optional=True),
+        "num_choices": Scalar(int, "be at least 1", lambda value: value >= 1, example=2, size="K"),
+        "num_experts": Scalar(int, "be at least 1", lambda value: value >= 1, example=4, size="X"),
+    },
+    {"ids": Tensor("T K", (torch.int32,)), "blocks": Tensor("Z", (torch.int64,))},
+    computed={"Z": lambda dims: min(dims["T"] * dims["K"], dims["X"])},
+)
+
+
 def _good() -> dict:
     return {
         "x": torch.randn(3, 12),
@@ -196,3 +209,23 @@ def test_a_bare_import_is_refused(package):
     done = subprocess.run([sys.executable, "-c", f"import {package}"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1
     assert f"ImportError: import this package as 'vllm_triton.{package}', not as '{package}'" in done.stderr
+
+
+@pytest.mark.parametrize(("num_tokens", "num_blocks"), [(1, 3), (5, 7)])
+def test_sizes_come_from_numbers_and_from_other_sizes(num_tokens, num_blocks):
+    values = (torch.zeros(num_tokens, 7), None, 3, 7)
+    assert ROUTED.check(values) == {"T": num_tokens, "X": 7, "K": 3}
+    assert ROUTED.bind(values) == {"T": num_tokens, "X": 7, "K": 3, "Z": num_blocks}
+    ids, blocks = ROUTED.fake(*values)
+    assert ids.shape == (num_tokens, 3) and blocks.shape == (num_blocks,)
+    assert ROUTED.bytes_moved(values) == 4 * 7 * num_tokens + 4 * 3 * num_tokens + 8 * num_blocks
+
+
+def test_a_number_that_is_another_size_is_refused():
+    with pytest.raises(ShapeError, match=r"^routed: num_experts must be X = 7, got 8$"):
+        ROUTED.check((torch.zeros(2, 7), None, 3, 8))
+
+
+def test_numbers_that_are_sizes_are_made_of_the_dims():
+    inputs = make_inputs(ROUTED, {"T": 2, "X": 5, "K": 4}, torch.float32)
+    assert (inputs["num_choices"], inputs["num_experts"]) == (4, 5)
