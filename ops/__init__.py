@@ -13,8 +13,11 @@ from vllm_triton.ops.fused_add_rms_norm import fused_add_rms_norm
 from vllm_triton.ops.fused_qk_norm_rope import fused_qk_norm_rope
 from vllm_triton.ops.gelu_and_mul import gelu_and_mul
 from vllm_triton.ops.layer_norm import layer_norm
+from vllm_triton.ops.fused_moe import fused_moe
 from vllm_triton.ops.linear import linear
 from vllm_triton.ops.merge_attention_states import merge_attention_states
+from vllm_triton.ops.moe_align_block_size import moe_align_block_size
+from vllm_triton.ops.moe_sum import moe_sum
 from vllm_triton.ops.paged_attention import paged_attention
 from vllm_triton.ops.rejection_sample import rejection_sample
 from vllm_triton.ops.reshape_and_cache import reshape_and_cache
@@ -24,6 +27,7 @@ from vllm_triton.ops.sample_tokens import sample_tokens
 from vllm_triton.ops.silu_and_mul import silu_and_mul
 from vllm_triton.ops.softcap_logits import softcap_logits
 from vllm_triton.ops.token_logprobs import token_logprobs
+from vllm_triton.ops.topk_routing import topk_routing
 from vllm_triton.ops.w4a16_mm import w4a16_mm
 
 __all__ = [
@@ -35,8 +39,11 @@ __all__ = [
     "fused_qk_norm_rope",
     "gelu_and_mul",
     "layer_norm",
+    "fused_moe",
     "linear",
     "merge_attention_states",
+    "moe_align_block_size",
+    "moe_sum",
     "paged_attention",
     "rejection_sample",
     "reshape_and_cache",
@@ -46,5 +53,6 @@ __all__ = [
     "silu_and_mul",
     "softcap_logits",
     "token_logprobs",
+    "topk_routing",
     "w4a16_mm",
 ]

@@ -9,13 +9,16 @@ from vllm_triton.ops import (
     fused_qk_norm_rope,
     gelu_and_mul,
     layer_norm,
+    fused_moe,
     linear,
+    moe_sum,
     paged_attention,
     reshape_and_cache,
     rms_norm,
     rotary_embedding,
     silu_and_mul,
     softcap_logits,
+    topk_routing,
 )
 
 ROW_STRIDE = 2**30
@@ -113,6 +116,35 @@ def test_linear(implementation):
     x, weight = torch.randn(3, 24), torch.randn(3, 24)
     near, far = (x, weight, None), (_far_rows(x), _far_rows(weight), None)
     _assert_far_equals_near(linear, implementation, near, far)
+
+
+@IMPLEMENTATIONS
+def test_fused_moe(implementation):
+    x, w1, w2 = torch.randn(3, 24), torch.randn(3, 32, 24), torch.randn(3, 24, 16)
+    weights, ids = torch.rand(3, 2), torch.tensor([[0, 2], [2, 1], [1, 0]]).int()
+    near = (x, w1, w2, weights, ids, None)
+    _assert_far_equals_near(fused_moe, implementation, near, (*map(_far_rows, near[:5]), None))
+    # The rows of an expert's weight, of which there are then three.
+    x, w1, w2 = x[:, :3], w1[:, :, :3], w2[:, :3]
+    far_w2 = _far_rows(w2.transpose(0, 1)).transpose(0, 1)
+    _assert_far_equals_near(
+        fused_moe, implementation, (x, w1, w2, weights, ids, None), (x, w1, far_w2, weights, ids, None)
+    )
+
+
+@IMPLEMENTATIONS
+def test_moe_sum(implementation):
+    x, ids = torch.randn(3, 3, 40).half(), torch.tensor([[0, 2, 1]] * 3).int()
+    far_choices = _far_rows(x.transpose(0, 1)).transpose(0, 1)
+    for far in (_far_rows(x), far_choices):
+        _assert_far_equals_near(moe_sum, implementation, (x, ids, None), (far, _far_rows(ids), None))
+
+
+@IMPLEMENTATIONS
+def test_topk_routing(implementation):
+    logits = torch.randn(3, 8)
+    kind = (None, 2, False, True, 1, 1, 1.0)
+    _assert_far_equals_near(topk_routing, implementation, (logits, *kind), (_far_rows(logits), *kind))
 
 
 @IMPLEMENTATIONS
