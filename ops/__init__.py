@@ -10,10 +10,10 @@ from vllm_triton.ops.apply_penalties import apply_penalties
 from vllm_triton.ops.apply_token_bitmask import apply_token_bitmask
 from vllm_triton.ops.embedding import embedding
 from vllm_triton.ops.fused_add_rms_norm import fused_add_rms_norm
+from vllm_triton.ops.fused_moe import fused_moe
 from vllm_triton.ops.fused_qk_norm_rope import fused_qk_norm_rope
 from vllm_triton.ops.gelu_and_mul import gelu_and_mul
 from vllm_triton.ops.layer_norm import layer_norm
-from vllm_triton.ops.fused_moe import fused_moe
 from vllm_triton.ops.linear import linear
 from vllm_triton.ops.merge_attention_states import merge_attention_states
 from vllm_triton.ops.moe_align_block_size import moe_align_block_size
@@ -36,10 +36,10 @@ __all__ = [
     "apply_token_bitmask",
     "embedding",
     "fused_add_rms_norm",
+    "fused_moe",
     "fused_qk_norm_rope",
     "gelu_and_mul",
     "layer_norm",
-    "fused_moe",
     "linear",
     "merge_attention_states",
     "moe_align_block_size",

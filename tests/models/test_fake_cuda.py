@@ -163,19 +163,21 @@ def test_a_forward_is_traced_for_cuda(tmp_path):
 
 STEP_OPS = ("embedding", "fused_add_rms_norm", "linear", "paged_attention", "reshape_and_cache", "rms_norm")
 STEP_OPS += ("rotary_embedding", "sample_tokens", "silu_and_mul")
+MOE_OPS = ("fused_moe", "topk_routing")
 
 
 def _in_torch_calls():
-    return [op for op in STEP_OPS if OPS[op].implementation("torch").supports(Situation("cuda")) is None]
+    return [op for op in STEP_OPS + MOE_OPS if OPS[op].implementation("torch").supports(Situation("cuda")) is None]
 
 
 @pytest.mark.parametrize("op", _in_torch_calls())
 def test_ops_in_torch_calls_are_what_they_say_of_themselves(op, run_step):
+    family = "mixtral" if op in MOE_OPS else "llama3"
     if OPS[op].implementation("torch").captured_in("cuda") >= Capture.SINGLE_TOKEN_DECODE:
-        run_step("llama3", {op: "torch"})
+        run_step(family, {op: "torch"})
         return
     with pytest.raises(CaptureError, match=rf"graph decode 3: .*{op}/vectorised\.py:\d+"):
-        run_step("llama3", {op: "torch"})
+        run_step(family, {op: "torch"})
 
 
 @pytest.mark.parametrize(

@@ -55,13 +55,16 @@ def test_greedy_tokens_equal_transformers(family, tmp_path):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_equal_transformers(family, tmp_path):
-    """In float32 within rounding of float64, and in bfloat16 within what transformers loses in it."""
+    """In float32 within rounding of float64, and without experts in bfloat16 within what transformers loses in it."""
     from transformers import AutoModelForCausalLM
 
     make_tiny(family, tmp_path)
     [prompt] = _prompts(3, [40])
-    for dtype in (torch.float32, torch.bfloat16):
-        model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype, attn_implementation="eager").eval()
+    has_experts = "moe" in family or family == "mixtral"
+    eager_settings = {"attn_implementation": "eager"} | ({"experts_implementation": "eager"} if has_experts else {})
+    # In bfloat16 a router's near-tie may take another expert, whose result is nothing like the first one's.
+    for dtype in (torch.float32,) if has_experts else (torch.float32, torch.bfloat16):
+        model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype, **eager_settings).eval()
         with torch.no_grad():
             eager = model(torch.tensor([prompt])).logits[0]
             exact = model.double()(torch.tensor([prompt])).logits[0]

@@ -45,6 +45,7 @@ _LONGROPE = {
     "long_factor": [1.2, 1.9, 3.0, 5.0, 8.0, 11.0],
 }
 _LONGROPE_LENGTH = {"original_max_position_embeddings": 64}
+_QWEN3_MOE = {"head_dim": 20, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 36}
 
 # name -> (transformers' model, what differs from _COMMON)
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -61,6 +62,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3": ("Phi3", {"sliding_window": 13}),
     "phi4": ("Phi3", {"tie_word_embeddings": True, "hidden_size": 96, "rope_parameters": _LONGROPE} | _LONGROPE_LENGTH),
     "qwen3": ("Qwen3", {"head_dim": 20, "attention_bias": True}),
+    "mixtral": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 12}),
+    "qwen3-moe": ("Qwen3Moe", _QWEN3_MOE | {"norm_topk_prob": True, "mlp_only_layers": [1]}),
+    "qwen3-moe-window": ("Qwen3Moe", _QWEN3_MOE | {"use_sliding_window": True, "sliding_window": 9}),
 }
 
 

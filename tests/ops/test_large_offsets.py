@@ -6,10 +6,10 @@ import torch
 from vllm_triton.ops import (
     embedding,
     fused_add_rms_norm,
+    fused_moe,
     fused_qk_norm_rope,
     gelu_and_mul,
     layer_norm,
-    fused_moe,
     linear,
     moe_sum,
     paged_attention,

@@ -12,7 +12,7 @@ from vllm_triton.ops.registry import OPS
 NEW_TOKENS = 12
 
 
-@pytest.mark.parametrize("family", ["llama3", "mistral", "qwen3"])
+@pytest.mark.parametrize("family", ["llama3", "mistral", "qwen3", "mixtral", "qwen3-moe"])
 def test_greedy_tokens_equal_transformers(family, tmp_path):
     model = make_tiny(family, tmp_path)
     draw = random.Random(0)
@@ -43,8 +43,11 @@ EXTRAS = (
 )
 
 
-# Each with an attention kernel that nothing else in this file compiles.
-@pytest.mark.parametrize(("family", "dtype"), [("qwen3", "float16"), ("mistral", "bfloat16"), ("gemma2", "float16")])
+# Each in a type in which nothing before it in this file compiles some of its kernels.
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    [("qwen3", "float16"), ("mistral", "bfloat16"), ("gemma2", "float16"), ("qwen3-moe", "bfloat16")],
+)
 def test_serving_compiles_no_kernel_after_the_start(family, dtype, tmp_path):
     """Whatever the lengths and numbers of requests are, and whatever their draws ask for."""
     make_tiny(family, tmp_path)

@@ -13,9 +13,11 @@ ARCHITECTURES = (
     "Gemma3ForCausalLM",
     "LlamaForCausalLM",
     "MistralForCausalLM",
+    "MixtralForCausalLM",
     "Phi3ForCausalLM",
     "Qwen2ForCausalLM",
     "Qwen3ForCausalLM",
+    "Qwen3MoeForCausalLM",
 )
 GEMMAS = ("Gemma2ForCausalLM", "Gemma3ForCausalLM")
 # Of the feed-forward layer's gate; gelu_pytorch_tanh is the approximate form.
@@ -43,6 +45,23 @@ class RopeConfig:
 
 
 @dataclass(frozen=True)
+class MoeConfig:
+    """Experts in place of a feed-forward layer.
+
+    Args:
+        intermediate_size: of each expert.
+        renormalize: a token's routing weights sum to 1.
+        sparse_layers: per layer, whether it has experts.
+    """
+
+    num_experts: int
+    num_experts_per_token: int
+    intermediate_size: int
+    renormalize: bool
+    sparse_layers: tuple[bool, ...]
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """A decoder.
 
@@ -52,6 +71,7 @@ class ModelConfig:
     attention_scale: factor on the scores.
     attention_softcap, final_softcap: bounds on the scores and on the logits; 0 for none.
     local_rope: of layers that have a window; None where it is that of the others.
+    moe: None where no layer has experts.
     eos_token_ids: ids that end a sequence.
     quantized_kv_cache: keys and values are cached with a scale; no checkpoint says so, but the engine's settings.
     """
@@ -79,6 +99,7 @@ class ModelConfig:
     final_softcap: float
     rope: RopeConfig
     local_rope: RopeConfig | None
+    moe: MoeConfig | None
     eos_token_ids: frozenset[int]
     quantized_kv_cache: bool = False
 
@@ -124,7 +145,7 @@ class ModelConfig:
             qkv_bias=architecture == "Qwen2ForCausalLM" or attention_bias,
             output_bias=architecture != "Qwen2ForCausalLM" and attention_bias,
             mlp_bias=bool(config.get("mlp_bias", False)),
-            qk_norm=architecture in ("Qwen3ForCausalLM", "Gemma3ForCausalLM"),
+            qk_norm=architecture in ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "Gemma3ForCausalLM"),
             packed_projections=architecture == "Phi3ForCausalLM",
             activation=_activation(fields, is_gemma),
             layer_windows=_layer_windows(fields, architecture, num_layers, max_position),
@@ -133,6 +154,7 @@ class ModelConfig:
             final_softcap=_softcap(fields, "final_logit_softcapping", architecture, 30.0),
             rope=rope,
             local_rope=local_rope,
+            moe=_moe(fields, architecture, num_layers),
             eos_token_ids=_eos_token_ids(config, generation_config, vocab_size),
         )
 
@@ -202,17 +224,38 @@ def _layer_windows(fields: _Fields, architecture: str, num_layers: int, max_posi
             kinds = ["full_attention" if full else "sliding_attention" for full in is_full]
     elif architecture == "LlamaForCausalLM" or window is None:
         return (0,) * num_layers
-    elif architecture in ("MistralForCausalLM", "Phi3ForCausalLM"):
+    elif architecture in ("MistralForCausalLM", "MixtralForCausalLM", "Phi3ForCausalLM"):
         window = fields.integer("sliding_window", window)
         return (window if window < max_position else 0,) * num_layers  # Phi's may be longer than any text
     elif not config.get("use_sliding_window", False):
         return (0,) * num_layers
+    elif kinds is None and architecture == "Qwen3MoeForCausalLM":
+        return (fields.integer("sliding_window", window),) * num_layers
     elif kinds is None:
         first = config.get("max_window_layers", num_layers)
         kinds = ["sliding_attention" if layer >= first else "full_attention" for layer in range(num_layers)]
     if len(kinds) != num_layers or set(kinds) - {"sliding_attention", "full_attention"}:
         raise fields.error("layer_types", f"must name sliding_attention or full_attention per layer, got {kinds}")
     return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
+
+
+def _moe(fields: _Fields, architecture: str, num_layers: int) -> MoeConfig | None:
+    if architecture not in ("MixtralForCausalLM", "Qwen3MoeForCausalLM"):
+        return None
+    config = fields.config
+    # Newer files of Qwen3-MoE have Mixtral's name for it.
+    count_name = "num_experts" if "num_experts" in config else "num_local_experts"
+    num_experts, per_token = fields.integer(count_name), fields.integer("num_experts_per_tok")
+    if per_token > num_experts:
+        raise fields.error("num_experts_per_tok", f"must be at most {count_name}={num_experts}, got {per_token}")
+    if architecture == "MixtralForCausalLM":
+        return MoeConfig(num_experts, per_token, fields.integer("intermediate_size"), True, (True,) * num_layers)
+    step, dense = fields.integer("decoder_sparse_step", 1), config.get("mlp_only_layers") or []
+    if not all(layer in range(num_layers) for layer in dense):
+        raise fields.error("mlp_only_layers", f"must list layers from 0 to {num_layers - 1}, got {dense}")
+    sparse_layers = tuple(layer not in dense and (layer + 1) % step == 0 for layer in range(num_layers))
+    renormalize = bool(config.get("norm_topk_prob", False))
+    return MoeConfig(num_experts, per_token, fields.integer("moe_intermediate_size"), renormalize, sparse_layers)
 
 
 def _ropes(

@@ -1,5 +1,7 @@
 """The layers that decoders are built of. Shapes: T tokens of the step, E hidden, K and N sizes of a projection."""
 
+from collections.abc import Iterator, Mapping
+
 import torch
 from torch import nn
 
@@ -21,6 +23,14 @@ class Linear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return ops.linear(x, self.weight, self.bias)
+
+
+def linear_slots(parts: Mapping[str, tuple[Linear, slice]]) -> Iterator[tuple[str, torch.Tensor]]:
+    """What a checkpoint holds of projections, by the name that it has for each: rows of a weight, and of its bias."""
+    for name, (linear, rows) in parts.items():
+        yield f"{name}.weight", linear.weight[rows]
+        if linear.bias is not None:
+            yield f"{name}.bias", linear.bias[rows]
 
 
 class RMSNorm(nn.Module):

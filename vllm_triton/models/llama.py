@@ -1,5 +1,5 @@
 """The Llama family: Llama 2 and 3, SmolLM2, Mistral (window), Qwen2 (bias), Qwen3 (norm of queries and keys), Phi-3 and
-Phi-4 (packed projections, rotation of a part of a head).
+Phi-4 (packed projections, rotation of a part of a head), and with experts (models/moe.py) Mixtral and Qwen3-MoE.
 
 One decoder, told apart by ModelConfig. Shapes: T tokens of the step, E hidden, H query heads, G KV heads, D head size.
 """
@@ -14,7 +14,8 @@ from vllm_triton import ops
 from vllm_triton.models.attention_metadata import AttentionMetadata
 from vllm_triton.models.config import ModelConfig
 from vllm_triton.models.interface import KVCache
-from vllm_triton.models.layers import Linear, RMSNorm, parameter
+from vllm_triton.models.layers import Linear, RMSNorm, linear_slots, parameter
+from vllm_triton.models.moe import SparseMoe
 from vllm_triton.models.rope import cos_sin_table
 
 
@@ -83,12 +84,24 @@ class MLP(nn.Module):
         self.gate_up_proj = Linear(config.hidden_size, 2 * config.intermediate_size, config.mlp_bias)
         self.down_proj = Linear(config.intermediate_size, config.hidden_size, config.mlp_bias)
         self.activation = config.activation
+        self.packed_projections = config.packed_projections
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         gate_up = self.gate_up_proj(x)
         if self.activation == "silu":
             return self.down_proj(ops.silu_and_mul(gate_up))
         return self.down_proj(ops.gelu_and_mul(gate_up, self.activation == "gelu_pytorch_tanh"))
+
+    def weight_slots(self) -> Iterator[tuple[str, torch.Tensor]]:
+        middle = self.gate_up_proj.weight.shape[0] // 2
+        if self.packed_projections:
+            parts = {"mlp.gate_up_proj": (self.gate_up_proj, slice(None))}
+        else:
+            parts = {
+                "mlp.gate_proj": (self.gate_up_proj, slice(0, middle)),
+                "mlp.up_proj": (self.gate_up_proj, slice(middle, None)),
+            }
+        yield from linear_slots(parts | {"mlp.down_proj": (self.down_proj, slice(None))})
 
 
 class DecoderLayer(nn.Module):
@@ -97,7 +110,8 @@ class DecoderLayer(nn.Module):
         self.input_layernorm = norm(config.hidden_size, config.rms_norm_eps)
         self.self_attn = Attention(config, layer, norm)
         self.post_attention_layernorm = norm(config.hidden_size, config.rms_norm_eps)
-        self.mlp = MLP(config)
+        moe = config.moe
+        self.mlp = SparseMoe(config, moe) if moe is not None and moe.sparse_layers[layer] else MLP(config)
         self.packed_projections = config.packed_projections
 
     def forward(
@@ -118,28 +132,19 @@ class DecoderLayer(nn.Module):
         return self.mlp(x), residual
 
     def weight_slots(self) -> Iterator[tuple[str, torch.Tensor]]:
-        attention, mlp = self.self_attn, self.mlp
+        attention = self.self_attn
         query_end, key_end = attention.query_size, attention.query_size + attention.kv_size
-        middle = mlp.gate_up_proj.weight.shape[0] // 2
         everything = slice(None)
         if self.packed_projections:
-            parts = {
-                "self_attn.qkv_proj": (attention.qkv_proj, everything),
-                "mlp.gate_up_proj": (mlp.gate_up_proj, everything),
-            }
+            parts = {"self_attn.qkv_proj": (attention.qkv_proj, everything)}
         else:
             parts = {
                 "self_attn.q_proj": (attention.qkv_proj, slice(0, query_end)),
                 "self_attn.k_proj": (attention.qkv_proj, slice(query_end, key_end)),
                 "self_attn.v_proj": (attention.qkv_proj, slice(key_end, None)),
-                "mlp.gate_proj": (mlp.gate_up_proj, slice(0, middle)),
-                "mlp.up_proj": (mlp.gate_up_proj, slice(middle, None)),
             }
-        parts |= {"self_attn.o_proj": (attention.o_proj, everything), "mlp.down_proj": (mlp.down_proj, everything)}
-        for name, (linear, rows) in parts.items():
-            yield f"{name}.weight", linear.weight[rows]
-            if linear.bias is not None:
-                yield f"{name}.bias", linear.bias[rows]
+        yield from linear_slots(parts | {"self_attn.o_proj": (attention.o_proj, everything)})
+        yield from self.mlp.weight_slots()
         yield "input_layernorm.weight", self.input_layernorm.weight
         yield "post_attention_layernorm.weight", self.post_attention_layernorm.weight
         if attention.q_norm is not None and attention.k_norm is not None:
