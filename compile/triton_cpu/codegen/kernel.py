@@ -232,7 +232,8 @@ class Generator:
     def materialise(self, value: Value, buffer: Buffer | None = None) -> Buffer:
         """Computes a tensor into memory now."""
         target = buffer or self.new_buffer(value.type)
-        nest = Nest(target.shape, self.names)
+        # Along a short axis, such as the places of values in a word, much of an element's work is then a constant.
+        nest = Nest(target.shape, self.names, unroll=len(target.shape) > 2)
         place = f"{target.name} + {nest.flat.text}"
         copied = self._copy(value, place, nest)
         if copied is not None:
@@ -270,7 +271,13 @@ class Generator:
         """The buffer of a tensor, which it gets now if it has none."""
         if value in self.buffers:
             return self.buffers[value]
-        buffer = self.materialise(value)
+        producer = value.producer
+        if producer is not None and producer.name == "tt.reshape" and value.type.is_tensor:
+            # In the loops of the axes that it was computed with, no division finds out where an element lies.
+            source = self.in_memory(producer.operands[0], reader)
+            buffer = Buffer(source.name, source.element, shape_of(value.type))
+        else:
+            buffer = self.materialise(value)
         if self.plan.is_local(value, reader):  # else the reader may not run before the next one does
             self.buffers[value] = buffer
         return buffer
