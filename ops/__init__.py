@@ -14,6 +14,7 @@ from vllm_triton.ops.fused_moe import fused_moe
 from vllm_triton.ops.fused_qk_norm_rope import fused_qk_norm_rope
 from vllm_triton.ops.gelu_and_mul import gelu_and_mul
 from vllm_triton.ops.layer_norm import layer_norm
+from vllm_triton.ops.gguf_embedding import gguf_embedding
 from vllm_triton.ops.gguf_mm import gguf_mm
 from vllm_triton.ops.linear import linear
 from vllm_triton.ops.merge_attention_states import merge_attention_states
@@ -41,6 +42,7 @@ __all__ = [
     "fused_qk_norm_rope",
     "gelu_and_mul",
     "layer_norm",
+    "gguf_embedding",
     "gguf_mm",
     "linear",
     "merge_attention_states",

@@ -19,64 +19,10 @@ import triton.language as tl
 
 from vllm_triton.ops.gguf_mm.layout import FORMATS, ROWS, format_of
 from vllm_triton.ops.gguf_mm.op import gguf_mm
+from vllm_triton.ops.gguf_mm.unpacking import scale_and_minimum, unpacked, words_of
 from vllm_triton.ops.launch import CompileCase, ceil_div, launch, next_power_of_2, supports_triton
 
 _STRIDES = ["quants_stride_j", "quants_stride_w", "scales_stride_j", "scales_stride_s"]
-
-
-@triton.jit
-def _float(bits):
-    """Of 16 bits."""
-    return bits.to(tl.float16, bitcast=True).to(tl.float32)
-
-
-@triton.jit
-def _scale_and_minimum(ptrs, block, stride_s, FORMAT: tl.constexpr):
-    """What the values of each block of 32 are multiplied by, and what is added to them, but for Q6_K: there the scales
-    of a block's first and last 16 values.
-
-    ptrs: of rows. block: number of the block, of any shape that fits.
-    """
-    if FORMAT == "Q4_K" or FORMAT == "Q6_K":
-        FLOATS: tl.constexpr = 2 if FORMAT == "Q4_K" else 1
-        first = ptrs + block // 8 * (FLOATS + 8) * stride_s
-        scale = _float(tl.load(first))
-        pair = tl.load(first + (FLOATS + block % 8) * stride_s).to(tl.int32)
-        if FORMAT == "Q4_K":
-            return scale * (pair & 255).to(tl.float32), -_float(tl.load(first + stride_s)) * (pair >> 8).to(tl.float32)
-        else:
-            return scale * (pair << 24 >> 24).to(tl.float32), scale * (pair >> 8).to(tl.float32)
-    elif FORMAT == "Q4_1":
-        return _float(tl.load(ptrs + 2 * block * stride_s)), _float(tl.load(ptrs + (2 * block + 1) * stride_s))
-    else:
-        scale = _float(tl.load(ptrs + block * stride_s))
-        if FORMAT == "Q4_0":
-            return scale, -8 * scale
-        else:
-            return scale, -128 * scale
-
-
-@triton.jit
-def _words(ptr, block, stride_w, FORMAT: tl.constexpr):
-    """The words that hold the values of blocks of 32: [blocks, 1, 2, 2, 32] of 4 bits each, or [blocks, 2, 2, 2, 32] of
-    bytes.
-
-    ptr: of 32 rows. block: [blocks].
-    """
-    rows = tl.arange(0, 32)
-    block = block[:, None, None, None, None]
-    pair = tl.arange(0, 2)
-    of_four = 2 * pair[:, None, None] + pair[:, None]  # [2, 2, 1]
-    half = pair[:, None, None, None]
-    if FORMAT == "Q6_K":
-        lower = tl.load(ptr + (block * 6 + 2 * half + pair[:, None, None]) * stride_w + rows)
-        upper = tl.load(ptr + (block * 6 + 4 + half) * stride_w + rows)
-        return ((lower >> 4 * pair[:, None]) & 0x0F0F0F0F) | ((upper >> 2 * of_four << 4) & 0x30303030)
-    elif FORMAT == "Q8_0":
-        words = tl.load(ptr + (block * 8 + 4 * half + of_four) * stride_w + rows)
-        return words ^ -2139062144  # each byte + 128
-    else:
-        return tl.load(ptr + (block * 4 + of_four) * stride_w + rows)
 
 
 @triton.jit(do_not_specialize=["K", *_STRIDES])
@@ -98,19 +44,19 @@ def _one_token_kernel(
     BITS: tl.constexpr = 8 if FORMAT == "Q8_0" or FORMAT == "Q6_K" else 4
     EACH: tl.constexpr = 32 // BITS
     HALVES: tl.constexpr = 2 if FORMAT == "Q6_K" else 1
-    quants_ptr += group * quants_stride_j
+    quants_ptrs = quants_ptr + group * quants_stride_j + rows
     scales_ptrs = scales_ptr + group * scales_stride_j + rows
     field = (((1 << BITS) - 1) << BITS * tl.arange(0, EACH))[:, None]
     power = 1 / (1 << BITS * (tl.arange(0, 32) % EACH)).to(tl.float32)
     total = tl.zeros([32], dtype=tl.float32)
     for block in range(K // 32):
         x = tl.load(x_ptr + block * 32 + tl.arange(0, 32)).to(tl.float32)
-        words = _words(quants_ptr, block + tl.arange(0, 1), quants_stride_w, FORMAT)
+        words = words_of(quants_ptrs, block + tl.arange(0, 1), quants_stride_w, FORMAT)
         values = (words[:, :, :, :, None, :] & field).to(tl.uint32, bitcast=True).to(tl.float32)
         products = tl.sum(values * tl.reshape(x * power, [1, BITS // 4, 2, 2, EACH, 1]), axis=4)
         products = tl.sum(tl.reshape(products, [HALVES, BITS // HALVES, 32]), axis=1)
         x_sums = tl.sum(tl.reshape(x, [HALVES, 32 // HALVES]), axis=1)[:, None]
-        scale, minimum = _scale_and_minimum(scales_ptrs, block, scales_stride_s, FORMAT)
+        scale, minimum = scale_and_minimum(scales_ptrs, block, scales_stride_s, FORMAT)
         if FORMAT == "Q6_K":
             total += tl.sum((products - 32 * x_sums) * tl.trans(tl.join(scale, minimum)), axis=0)
         else:
@@ -119,32 +65,6 @@ def _one_token_kernel(
     if bias_ptr is not None:
         total += tl.load(bias_ptr + columns).to(tl.float32)
     tl.store(out_ptr + columns, total)
-
-
-@triton.jit
-def _tile(
-    quants_ptr,
-    scales_ptr,
-    start,
-    quants_stride_w,
-    scales_stride_s,
-    FORMAT: tl.constexpr,
-    DEPTH: tl.constexpr,
-    dtype: tl.constexpr,
-):
-    """The weight's values of 32 rows at inputs start to start + DEPTH - 1: [DEPTH, 32]."""
-    BITS: tl.constexpr = 8 if FORMAT == "Q8_0" or FORMAT == "Q6_K" else 4
-    block = start // 32 + tl.arange(0, DEPTH // 32)
-    scale, minimum = _scale_and_minimum(scales_ptr + tl.arange(0, 32), block[:, None], scales_stride_s, FORMAT)
-    words = _words(quants_ptr, block, quants_stride_w, FORMAT)[:, :, :, :, None, :]
-    place = (BITS * tl.arange(0, 32 // BITS))[:, None]
-    values = ((words >> place) & ((1 << BITS) - 1)).to(tl.float32)  # [blocks, words: 1 or 2, 2, 2, each, 32]
-    if FORMAT == "Q6_K":
-        scale = tl.permute(tl.join(scale, minimum), (0, 2, 1))  # [blocks, 2, 32]
-        weight = (values - 32) * scale[:, :, None, None, None, :]
-    else:
-        weight = values * scale[:, None, None, None, None, :] + minimum[:, None, None, None, None, :]
-    return tl.reshape(weight.to(dtype), [DEPTH, 32])
 
 
 @triton.jit(do_not_specialize=["T", "x_stride_t", "J", "K", *_STRIDES])
@@ -169,15 +89,16 @@ def _tile_kernel(
     group = tl.program_id(0).to(tl.int64)
     tokens = tl.program_id(1).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
     inside = (tokens < T)[:, None]
-    quants_ptr += group * quants_stride_j
-    scales_ptr += group * scales_stride_j
+    rows = tl.arange(0, 32)
+    quants_ptrs = quants_ptr + group * quants_stride_j + rows
+    scales_ptrs = scales_ptr + group * scales_stride_j + rows
     x_ptrs = x_ptr + (tokens * x_stride_t)[:, None] + tl.arange(0, BLOCK_K)
     total = tl.zeros([BLOCK_T, 32], dtype=tl.float32)
     for start in range(0, K, BLOCK_K):
         x = tl.load(x_ptrs + start, mask=inside, other=0.0)
-        weight = _tile(quants_ptr, scales_ptr, start, quants_stride_w, scales_stride_s, FORMAT, BLOCK_K, x.dtype)
+        weight = unpacked(quants_ptrs, scales_ptrs, start, quants_stride_w, scales_stride_s, FORMAT, BLOCK_K, x.dtype)
         total = tl.dot(x, weight, total, input_precision="ieee")
-    columns = group * 32 + tl.arange(0, 32)
+    columns = group * 32 + rows
     if bias_ptr is not None:
         total += tl.load(bias_ptr + columns).to(tl.float32)[None, :]
     tl.store(out_ptr + (tokens * (32 * J))[:, None] + columns, total, mask=inside)

@@ -91,7 +91,7 @@ def pack(rows: torch.Tensor, name: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def unpack(quants: torch.Tensor, scales: torch.Tensor, depth: int, dtype: torch.dtype) -> torch.Tensor:
-    """The values of packed rows in a floating dtype: [32*J, depth]."""
+    """The values of packed rows in a floating dtype: [32*J, depth]; any other number of rows may lie interleaved."""
     layout = format_of(depth, quants.shape[1], scales.shape[1])
     if layout is None:
         raise ValueError(f"no format has {list(quants.shape)} words and {list(scales.shape)} scales for {depth} inputs")
