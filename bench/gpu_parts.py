@@ -210,6 +210,7 @@ def _random_model(config: ModelConfig, device: str, max_positions: int) -> Llama
         model = LlamaForCausalLM(config, max_positions).to(torch.bfloat16)
     model.to_empty(device=device)
     for name, slot in model.weight_slots():
+        assert isinstance(slot, torch.Tensor)  # without a checkpoint nothing is packed
         slot.normal_(1.0 if "norm" in name else 0.0, DUMMY_STD)
     model.finish_loading(device)
     return model
@@ -319,7 +320,7 @@ def compare_with_floor(device: str, scale: Scale) -> Iterator[Row]:
     model, config = decoding.model, decoding.config
     weights = sum(parameter.nbytes for parameter in model.parameters())
     if model.untied_head is not None:  # of the table itself a step reads a row a request
-        weights -= model.embed_tokens.nbytes
+        weights -= sum(parameter.nbytes for parameter in model.embed_tokens.parameters())
     per_token = 2 * config.num_layers * config.num_kv_heads * config.head_size * torch.bfloat16.itemsize
     for count in counts:
         seconds = decoding.median_seconds(count, scale.context)

@@ -13,9 +13,9 @@ from vllm_triton.ops.fused_add_rms_norm import fused_add_rms_norm
 from vllm_triton.ops.fused_moe import fused_moe
 from vllm_triton.ops.fused_qk_norm_rope import fused_qk_norm_rope
 from vllm_triton.ops.gelu_and_mul import gelu_and_mul
-from vllm_triton.ops.layer_norm import layer_norm
 from vllm_triton.ops.gguf_embedding import gguf_embedding
 from vllm_triton.ops.gguf_mm import gguf_mm
+from vllm_triton.ops.layer_norm import layer_norm
 from vllm_triton.ops.linear import linear
 from vllm_triton.ops.merge_attention_states import merge_attention_states
 from vllm_triton.ops.moe_align_block_size import moe_align_block_size
@@ -41,9 +41,9 @@ __all__ = [
     "fused_moe",
     "fused_qk_norm_rope",
     "gelu_and_mul",
-    "layer_norm",
     "gguf_embedding",
     "gguf_mm",
+    "layer_norm",
     "linear",
     "merge_attention_states",
     "moe_align_block_size",

@@ -11,6 +11,7 @@ DTYPES = ("auto", "float32", "float16", "bfloat16")
 KV_CACHE_DTYPES = ("auto", "fp8_e4m3")
 KV_CACHE_DTYPE_ALIASES = {"fp8": "fp8_e4m3"}
 LOAD_FORMATS = ("auto", "dummy")
+QUANTIZATIONS = ("auto", "none", "gguf")
 COMPILE_BACKENDS = ("eager", "inductor")
 CUDAGRAPH_MODES = tuple(mode.value for mode in CudagraphMode)
 SCHEDULING_POLICIES = ("fcfs", "priority")
@@ -26,6 +27,8 @@ class EngineConfig:
         dtype: of weights, activations and KV cache; "auto" takes the checkpoint's, or the platform's default.
         kv_cache_dtype: of keys and values in the cache: "auto" for dtype, or "fp8" ("fp8_e4m3"), which takes half the
             memory of bfloat16 and keeps 3 bits behind the point.
+        quantization: "auto" keeps a GGUF file's weights packed where a kernel multiplies by them, "gguf" always does,
+            "none" dequantises them at load. What has no packed form is dequantised in any case.
         max_model_len: longest sequence in tokens, prompt and output; None takes the model's context length.
         num_kv_blocks: blocks of the KV cache, the null block included; None derives it from the memory available.
         block_size: tokens per block of the KV cache, a power of two.
@@ -56,6 +59,7 @@ class EngineConfig:
     model: str
     dtype: str = "auto"
     kv_cache_dtype: str = "auto"
+    quantization: str = "auto"
     max_model_len: int | None = None
     num_kv_blocks: int | None = None
     block_size: int = 16
@@ -82,6 +86,7 @@ class EngineConfig:
         _one_of("dtype", self.dtype, DTYPES)
         self.kv_cache_dtype = KV_CACHE_DTYPE_ALIASES.get(self.kv_cache_dtype, self.kv_cache_dtype)
         _one_of("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
+        _one_of("quantization", self.quantization, QUANTIZATIONS)
         _one_of("load_format", self.load_format, LOAD_FORMATS)
         _one_of("scheduling_policy", self.scheduling_policy, SCHEDULING_POLICIES)
         _at_least("max_model_len", self.max_model_len, 2)

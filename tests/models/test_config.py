@@ -86,7 +86,7 @@ def test_phi3_as_published():
     config = _read(PHI3)
     assert config.layer_windows == (0,) * 32
     assert _read(PHI3, sliding_window=2047).layer_windows == (2047,) * 32
-    assert config.packed_projections and not config.tie_word_embeddings
+    assert config.fused_projections and not config.tie_word_embeddings
     assert (config.rope.kind, config.rope.rotary_size) == ("longrope", 96)
     assert config.local_rope is None
 

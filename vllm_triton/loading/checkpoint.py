@@ -2,14 +2,18 @@
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from vllm_triton.errors import ModelError
+from vllm_triton.models.gguf_weight import GgufRows
 from vllm_triton.tokenizer import Tokenizer
+
+StoredTensor = torch.Tensor | GgufRows
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _HUB_PATTERNS = ["*.json", "*.safetensors", "*.jinja", "*.model", "merges.txt", "vocab.txt"]
@@ -25,17 +29,20 @@ class Checkpoint(ABC):
         config: in the form of Hugging Face's config.json.
         generation_config: in the form of generation_config.json; {} if there is none.
         torch_dtype: type the weights were saved for, or None if the checkpoint does not say.
+        packed_formats: the format of each weight that may stay packed, by name.
     """
 
     source: str
     config: dict[str, Any]
     generation_config: dict[str, Any]
     torch_dtype: torch.dtype | None
+    packed_formats: Mapping[str, str] = MappingProxyType({})
 
     @abstractmethod
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def tensors(self, packed: Container[str] = ()) -> Iterator[tuple[str, StoredTensor]]:
         """Yields (Hugging Face name, CPU tensor), one at a time.
 
+        Args: packed: names of those that are to stay as they are.
         A tensor may be a view of the file: copy what has to outlive the next one.
         Raises: ModelError, naming the file or tensor that cannot be read.
         """

@@ -1,7 +1,7 @@
 """A checkpoint in Hugging Face's layout: config.json and safetensors, whole or sharded."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ class FolderCheckpoint(Checkpoint):
         self.torch_dtype = _torch_dtype(self.config, path)
         self._names_by_shard = _find_tensors(path)
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def tensors(self, packed: Container[str] = ()) -> Iterator[tuple[str, torch.Tensor]]:
         for shard, names in self._names_by_shard.items():
             with _open_shard(shard) as file:
                 for name in names:

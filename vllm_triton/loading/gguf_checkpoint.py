@@ -1,17 +1,23 @@
-"""A checkpoint in one GGUF file: names mapped to Hugging Face's, tensors dequantised one at a time."""
+"""A checkpoint in one GGUF file: names mapped to Hugging Face's, tensors as they are or dequantised, one at a time."""
 
+import logging
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Container, Iterator
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from vllm_triton.errors import ModelError
-from vllm_triton.loading.checkpoint import Checkpoint
+from vllm_triton.loading.checkpoint import Checkpoint, StoredTensor
 from vllm_triton.loading.gguf_config import architecture, config_from_gguf, generation_config_from_gguf
 from vllm_triton.loading.gguf_file import GgufFile
+from vllm_triton.models.gguf_weight import GgufRows
+from vllm_triton.ops.gguf_mm.layout import FORMATS
 from vllm_triton.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 _TOP_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _LAYER_NAMES = {
@@ -68,18 +74,32 @@ class GgufCheckpoint(Checkpoint):
         self.generation_config = generation_config_from_gguf(self.file.metadata)
         self.torch_dtype = None
         self._names = {name: hugging_face_name(name) for name in self.file.tensors if name not in _CONFIG_TENSORS}
+        self._is_permuted = architecture(self.file.metadata) == _PERMUTED_ARCHITECTURE
+        self.packed_formats = {
+            name: self.file.tensors[gguf_name].kind.name
+            for gguf_name, name in self._names.items()
+            if self.file.tensors[gguf_name].kind.name in FORMATS and len(self.file.tensors[gguf_name].shape) == 2
+        }
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        permuted = architecture(self.file.metadata) == _PERMUTED_ARCHITECTURE
+    def tensors(self, packed: Container[str] = ()) -> Iterator[tuple[str, StoredTensor]]:
+        unpacked: Counter[str] = Counter()
         for gguf_name, name in self._names.items():
-            values = self.file.dequantize(self.file.tensors[gguf_name])
-            if permuted and ".q_proj." in name:
+            tensor = self.file.tensors[gguf_name]
+            stays = name in packed
+            if len(tensor.shape) > 1 and not stays:
+                unpacked[tensor.kind.name] += 1
+            values = self.file.tensor_bytes(tensor) if stays else self.file.dequantize(tensor)
+            if ".q_proj." in name and self._is_permuted:
                 values = unpermute_rows(values, self.config["num_attention_heads"])
-            elif permuted and ".k_proj." in name:
+            elif ".k_proj." in name and self._is_permuted:
                 values = unpermute_rows(values, self.config["num_key_value_heads"])
             # Copies only what is out of order or still a view of the read-only file, which torch cannot hold.
-            yield name, torch.from_numpy(np.require(values, requirements=["C", "W"]))
+            stored = torch.from_numpy(np.require(values, requirements=["C", "W"]))
+            yield name, GgufRows(stored, tensor.kind.name) if stays else stored
         self.file.release_pages()
+        if unpacked:
+            each = ", ".join(f"{count} of {kind}" for kind, count in unpacked.items())
+            logger.info("%s: dequantised %d weights: %s", self.source, unpacked.total(), each)
 
     def load_tokenizer(self) -> Tokenizer:
         return Tokenizer.from_gguf(self.file.metadata)

@@ -6,18 +6,25 @@ from typing import Protocol
 import torch
 
 from vllm_triton.errors import ModelError
+from vllm_triton.loading.checkpoint import StoredTensor
+from vllm_triton.models.layers import Slot
 
 # Small enough that activations of any depth stay finite in float16.
 DUMMY_STD = 0.02
 
 
 class LoadableModel(Protocol):
-    def weight_slots(self) -> Iterable[tuple[str, torch.Tensor]]: ...
+    def weight_slots(self) -> Iterable[tuple[str, Slot]]: ...
 
     def surplus_names(self) -> tuple[str, ...]: ...
 
 
-def load_weights(model: LoadableModel, tensors: Iterable[tuple[str, torch.Tensor]], source: str) -> None:
+def packed_names(model: LoadableModel) -> set[str]:
+    """Tensors that the model takes as they are stored."""
+    return {name for name, slot in model.weight_slots() if not isinstance(slot, torch.Tensor)}
+
+
+def load_weights(model: LoadableModel, tensors: Iterable[tuple[str, StoredTensor]], source: str) -> None:
     """Copies every tensor into its slot, one at a time.
 
     Raises: ModelError for a missing, surplus or misshapen tensor, which names it.
@@ -36,7 +43,7 @@ def load_weights(model: LoadableModel, tensors: Iterable[tuple[str, torch.Tensor
             raise ModelError(f"{source}: tensor {name} occurs twice")
         if tensor.shape != slot.shape:
             raise ModelError(f"{source}: tensor {name} must have shape {list(slot.shape)}, got {list(tensor.shape)}")
-        slot.copy_(tensor)
+        slot.copy_(tensor)  # type: ignore[arg-type]  # packed ones to packed ones, see packed_names
         del empty[name]
     if empty:
         names = ", ".join(list(empty)[:5]) + (f" and {len(empty) - 5} more" if len(empty) > 5 else "")
@@ -47,5 +54,6 @@ def fill_dummy_weights(model: LoadableModel, seed: int) -> None:
     """Random weights from a seed: norms around 1, everything else around 0."""
     generator = torch.Generator().manual_seed(seed)
     for name, slot in model.weight_slots():
+        assert isinstance(slot, torch.Tensor), "a model is filled at random only if its weights are dense"
         mean = 1.0 if "norm" in name else 0.0
         slot.copy_(torch.empty(slot.shape).normal_(mean, DUMMY_STD, generator=generator))

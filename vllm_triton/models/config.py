@@ -65,7 +65,7 @@ class MoeConfig:
 class ModelConfig:
     """A decoder.
 
-    packed_projections: the checkpoint holds queries, keys and values as one matrix, and gate and up as another.
+    fused_projections: the checkpoint holds queries, keys and values as one matrix, and gate and up as another.
     activation: one of ACTIVATIONS.
     layer_windows: per layer, how many of the last positions a query sees, itself included; 0 for all.
     attention_scale: factor on the scores.
@@ -91,7 +91,7 @@ class ModelConfig:
     output_bias: bool
     mlp_bias: bool
     qk_norm: bool
-    packed_projections: bool
+    fused_projections: bool
     activation: str
     layer_windows: tuple[int, ...]
     attention_scale: float
@@ -146,7 +146,7 @@ class ModelConfig:
             output_bias=architecture != "Qwen2ForCausalLM" and attention_bias,
             mlp_bias=bool(config.get("mlp_bias", False)),
             qk_norm=architecture in ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "Gemma3ForCausalLM"),
-            packed_projections=architecture == "Phi3ForCausalLM",
+            fused_projections=architecture == "Phi3ForCausalLM",
             activation=_activation(fields, is_gemma),
             layer_windows=_layer_windows(fields, architecture, num_layers, max_position),
             attention_scale=(fields.number("query_pre_attn_scalar", 256) if is_gemma else head_size) ** -0.5,

@@ -7,6 +7,7 @@ Shapes: T tokens of the step, E hidden.
 
 import math
 from collections.abc import Iterator
+from types import MappingProxyType
 
 import torch
 from torch import nn
@@ -15,7 +16,7 @@ from vllm_triton import ops
 from vllm_triton.models.attention_metadata import AttentionMetadata
 from vllm_triton.models.config import ModelConfig
 from vllm_triton.models.interface import KVCache
-from vllm_triton.models.layers import RMSNorm
+from vllm_triton.models.layers import Packed, RMSNorm, Slot
 from vllm_triton.models.llama import DecoderLayer, LlamaForCausalLM
 from vllm_triton.models.rope import cos_sin_table
 
@@ -32,8 +33,8 @@ class GemmaRMSNorm(RMSNorm):
 
 
 class GemmaDecoderLayer(DecoderLayer):
-    def __init__(self, config: ModelConfig, layer: int):
-        super().__init__(config, layer, GemmaRMSNorm)
+    def __init__(self, config: ModelConfig, layer: int, packed: Packed):
+        super().__init__(config, layer, packed, GemmaRMSNorm)
         self.pre_feedforward_layernorm = GemmaRMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_feedforward_layernorm = GemmaRMSNorm(config.hidden_size, config.rms_norm_eps)
 
@@ -54,7 +55,7 @@ class GemmaDecoderLayer(DecoderLayer):
         x, residual = self.pre_feedforward_layernorm(x, residual)
         return self.post_feedforward_layernorm.alone(self.mlp(x)), residual
 
-    def weight_slots(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def weight_slots(self) -> Iterator[tuple[str, Slot]]:
         yield from super().weight_slots()
         yield "pre_feedforward_layernorm.weight", self.pre_feedforward_layernorm.weight
         yield "post_feedforward_layernorm.weight", self.post_feedforward_layernorm.weight
@@ -66,8 +67,8 @@ class GemmaForCausalLM(LlamaForCausalLM):
     layer_class = GemmaDecoderLayer
     norm_class = GemmaRMSNorm
 
-    def __init__(self, config: ModelConfig, max_positions: int):
-        super().__init__(config, max_positions)
+    def __init__(self, config: ModelConfig, max_positions: int, packed: Packed = MappingProxyType({})):
+        super().__init__(config, max_positions, packed)
         # The models were trained with the factor rounded to the dtype of the table.
         self.embedding_scale = _rounded(math.sqrt(config.hidden_size), torch.get_default_dtype())
         if config.local_rope is not None:
@@ -89,7 +90,7 @@ class GemmaForCausalLM(LlamaForCausalLM):
         kv_caches: list[KVCache],
     ) -> torch.Tensor:
         """Hidden states [T, E] after the last norm; writes the step's keys and values into kv_caches."""
-        x, residual = ops.embedding(token_ids, self.embed_tokens, self.embedding_scale), None
+        x, residual = self.embed_tokens.embedding(token_ids, self.embedding_scale), None
         for layer, window, kv_cache in zip(self.layers, self.config.layer_windows, kv_caches, strict=True):
             has_local_rope = window and self.config.local_rope is not None
             cos_sin = self.local_cos_sin if has_local_rope else self.cos_sin

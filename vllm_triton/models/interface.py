@@ -7,6 +7,7 @@ import torch
 
 from vllm_triton.models.attention_metadata import AttentionMetadata
 from vllm_triton.models.config import ModelConfig
+from vllm_triton.models.layers import Slot, Weight
 
 KVCache = tuple[torch.Tensor, torch.Tensor]  # keys and values of one layer, each [P, S, G, D]
 
@@ -27,7 +28,7 @@ class CausalLM(Protocol):
         ...
 
     @property
-    def lm_head(self) -> torch.Tensor:
+    def lm_head(self) -> Weight:
         """[V, E]"""
         ...
 
@@ -35,7 +36,7 @@ class CausalLM(Protocol):
         """[B, E] -> [B, V]"""
         ...
 
-    def weight_slots(self) -> Iterable[tuple[str, torch.Tensor]]:
+    def weight_slots(self) -> Iterable[tuple[str, Slot]]:
         """Every tensor of a checkpoint, by its Hugging Face name, and the part of a parameter that it fills."""
         ...
 

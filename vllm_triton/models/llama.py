@@ -5,6 +5,7 @@ One decoder, told apart by ModelConfig. Shapes: T tokens of the step, E hidden, 
 """
 
 from collections.abc import Iterable, Iterator
+from types import MappingProxyType
 from typing import cast
 
 import torch
@@ -14,7 +15,7 @@ from vllm_triton import ops
 from vllm_triton.models.attention_metadata import AttentionMetadata
 from vllm_triton.models.config import ModelConfig
 from vllm_triton.models.interface import KVCache
-from vllm_triton.models.layers import Linear, RMSNorm, linear_slots, parameter
+from vllm_triton.models.layers import Linear, Packed, RMSNorm, Slot, Weight, linear_slots, weight_of
 from vllm_triton.models.moe import SparseMoe
 from vllm_triton.models.rope import cos_sin_table
 
@@ -22,15 +23,18 @@ from vllm_triton.models.rope import cos_sin_table
 class Attention(nn.Module):
     """Args: norm: of query and key heads, where the configuration has them."""
 
-    def __init__(self, config: ModelConfig, layer: int, norm: type[RMSNorm] = RMSNorm):
+    def __init__(self, config: ModelConfig, layer: int, packed: Packed, norm: type[RMSNorm] = RMSNorm):
         super().__init__()
         self.num_heads, self.num_kv_heads, self.head_size = config.num_heads, config.num_kv_heads, config.head_size
         self.query_size = config.num_heads * config.head_size
         self.kv_size = config.num_kv_heads * config.head_size
         self.window = config.layer_windows[layer]
         self.scale, self.softcap = config.attention_scale, config.attention_softcap
-        self.qkv_proj = Linear(config.hidden_size, self.query_size + 2 * self.kv_size, config.qkv_bias)
-        self.o_proj = Linear(self.query_size, config.hidden_size, config.output_bias)
+        self.fused_projections = config.fused_projections
+        sizes = (self.query_size, self.kv_size, self.kv_size)
+        formats = [packed.get(f"model.layers.{layer}.self_attn.{part}_proj.weight") for part in "qkvo"]
+        self.qkv_proj = Linear(config.hidden_size, sizes, config.qkv_bias, formats[:3])
+        self.o_proj = Linear(self.query_size, (config.hidden_size,), config.output_bias, formats[3:])
         self.q_norm = norm(config.head_size, config.rms_norm_eps) if config.qk_norm else None
         self.k_norm = norm(config.head_size, config.rms_norm_eps) if config.qk_norm else None
         # Of a quantized cache. Keys and values are far smaller than the largest fp8 of 448, and 1 rounds none of them.
@@ -47,7 +51,7 @@ class Attention(nn.Module):
         kv_cache: KVCache,
     ) -> torch.Tensor:
         num_tokens = x.shape[0]
-        query, key, value = self.qkv_proj(x).split([self.query_size, self.kv_size, self.kv_size], dim=-1)
+        query, key, value = self.qkv_proj.split(x)
         query = query.view(num_tokens, self.num_heads, self.head_size)
         key = key.view(num_tokens, self.num_kv_heads, self.head_size)
         value = value.view(num_tokens, self.num_kv_heads, self.head_size)
@@ -77,14 +81,25 @@ class Attention(nn.Module):
         )
         return self.o_proj(out.view(num_tokens, self.query_size))
 
+    def weight_slots(self) -> Iterator[tuple[str, Slot]]:
+        queries_keys_values = ("qkv",) if self.fused_projections else ("q", "k", "v")
+        names = {tuple(f"self_attn.{part}_proj" for part in queries_keys_values): self.qkv_proj}
+        yield from linear_slots(names | {("self_attn.o_proj",): self.o_proj})
+        if self.q_norm is not None and self.k_norm is not None:
+            yield "self_attn.q_norm.weight", self.q_norm.weight
+            yield "self_attn.k_norm.weight", self.k_norm.weight
+
 
 class MLP(nn.Module):
-    def __init__(self, config: ModelConfig):
+    def __init__(self, config: ModelConfig, layer: int, packed: Packed):
         super().__init__()
-        self.gate_up_proj = Linear(config.hidden_size, 2 * config.intermediate_size, config.mlp_bias)
-        self.down_proj = Linear(config.intermediate_size, config.hidden_size, config.mlp_bias)
+        gate, up, down = (packed.get(f"model.layers.{layer}.mlp.{part}_proj.weight") for part in ("gate", "up", "down"))
+        if gate != up:  # they are one product: its result is read as a whole
+            gate = up = None
+        self.gate_up_proj = Linear(config.hidden_size, (config.intermediate_size,) * 2, config.mlp_bias, (gate, up))
+        self.down_proj = Linear(config.intermediate_size, (config.hidden_size,), config.mlp_bias, (down,))
         self.activation = config.activation
-        self.packed_projections = config.packed_projections
+        self.fused_projections = config.fused_projections
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         gate_up = self.gate_up_proj(x)
@@ -92,27 +107,21 @@ class MLP(nn.Module):
             return self.down_proj(ops.silu_and_mul(gate_up))
         return self.down_proj(ops.gelu_and_mul(gate_up, self.activation == "gelu_pytorch_tanh"))
 
-    def weight_slots(self) -> Iterator[tuple[str, torch.Tensor]]:
-        middle = self.gate_up_proj.weight.shape[0] // 2
-        if self.packed_projections:
-            parts = {"mlp.gate_up_proj": (self.gate_up_proj, slice(None))}
-        else:
-            parts = {
-                "mlp.gate_proj": (self.gate_up_proj, slice(0, middle)),
-                "mlp.up_proj": (self.gate_up_proj, slice(middle, None)),
-            }
-        yield from linear_slots(parts | {"mlp.down_proj": (self.down_proj, slice(None))})
+    def weight_slots(self) -> Iterator[tuple[str, Slot]]:
+        gate_up = ("gate_up",) if self.fused_projections else ("gate", "up")
+        names = {tuple(f"mlp.{part}_proj" for part in gate_up): self.gate_up_proj, ("mlp.down_proj",): self.down_proj}
+        yield from linear_slots(names)
 
 
 class DecoderLayer(nn.Module):
-    def __init__(self, config: ModelConfig, layer: int, norm: type[RMSNorm] = RMSNorm):
+    def __init__(self, config: ModelConfig, layer: int, packed: Packed, norm: type[RMSNorm] = RMSNorm):
         super().__init__()
         self.input_layernorm = norm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = Attention(config, layer, norm)
+        self.self_attn = Attention(config, layer, packed, norm)
         self.post_attention_layernorm = norm(config.hidden_size, config.rms_norm_eps)
         moe = config.moe
-        self.mlp = SparseMoe(config, moe) if moe is not None and moe.sparse_layers[layer] else MLP(config)
-        self.packed_projections = config.packed_projections
+        is_sparse = moe is not None and moe.sparse_layers[layer]
+        self.mlp = SparseMoe(config, moe) if moe is not None and is_sparse else MLP(config, layer, packed)
 
     def forward(
         self,
@@ -131,41 +140,34 @@ class DecoderLayer(nn.Module):
         x, residual = self.post_attention_layernorm(x, residual)
         return self.mlp(x), residual
 
-    def weight_slots(self) -> Iterator[tuple[str, torch.Tensor]]:
-        attention = self.self_attn
-        query_end, key_end = attention.query_size, attention.query_size + attention.kv_size
-        everything = slice(None)
-        if self.packed_projections:
-            parts = {"self_attn.qkv_proj": (attention.qkv_proj, everything)}
-        else:
-            parts = {
-                "self_attn.q_proj": (attention.qkv_proj, slice(0, query_end)),
-                "self_attn.k_proj": (attention.qkv_proj, slice(query_end, key_end)),
-                "self_attn.v_proj": (attention.qkv_proj, slice(key_end, None)),
-            }
-        yield from linear_slots(parts | {"self_attn.o_proj": (attention.o_proj, everything)})
+    def weight_slots(self) -> Iterator[tuple[str, Slot]]:
+        yield from self.self_attn.weight_slots()
         yield from self.mlp.weight_slots()
         yield "input_layernorm.weight", self.input_layernorm.weight
         yield "post_attention_layernorm.weight", self.post_attention_layernorm.weight
-        if attention.q_norm is not None and attention.k_norm is not None:
-            yield "self_attn.q_norm.weight", attention.q_norm.weight
-            yield "self_attn.k_norm.weight", attention.k_norm.weight
 
 
 class LlamaForCausalLM(nn.Module):
-    """Args: max_positions: rows of the table of rotary angles, the longest sequence in tokens."""
+    """Args:
+    max_positions: rows of the table of rotary angles, the longest sequence in tokens.
+    packed: weights that stay packed; those that are left out are dense, but gate and up are held alike.
+    """
 
     layer_class: type[DecoderLayer] = DecoderLayer
     norm_class: type[RMSNorm] = RMSNorm
 
-    def __init__(self, config: ModelConfig, max_positions: int):
+    def __init__(self, config: ModelConfig, max_positions: int, packed: Packed = MappingProxyType({})):
         super().__init__()
         self.config = config
-        self.embed_tokens = parameter(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(self.layer_class(config, layer) for layer in range(config.num_layers))
+
+        def table(name: str) -> Weight:
+            return weight_of((config.vocab_size,), config.hidden_size, packed.get(name))
+
+        self.embed_tokens = table("model.embed_tokens.weight")
+        self.layers = nn.ModuleList(self.layer_class(config, layer, packed) for layer in range(config.num_layers))
         self.norm = self.norm_class(config.hidden_size, config.rms_norm_eps)
         # A tied head has no parameter of its own: moving the module would make two of one.
-        self.untied_head = None if config.tie_word_embeddings else parameter(config.vocab_size, config.hidden_size)
+        self.untied_head = None if config.tie_word_embeddings else table("lm_head.weight")
         self.max_positions = max_positions
         self.register_buffer("cos_sin", torch.empty(0), persistent=False)
 
@@ -181,29 +183,29 @@ class LlamaForCausalLM(nn.Module):
         kv_caches: list[KVCache],
     ) -> torch.Tensor:
         """Hidden states [T, E] after the last norm; writes the step's keys and values into kv_caches."""
-        x, residual = ops.embedding(token_ids, self.embed_tokens), None
+        x, residual = self.embed_tokens.embedding(token_ids), None
         for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
             x, residual = layer(x, residual, positions, self.cos_sin, attention, kv_cache)
         return self.norm(x, residual)[0]
 
     @property
-    def lm_head(self) -> torch.Tensor:
+    def lm_head(self) -> Weight:
         """[V, E]"""
         return self.embed_tokens if self.untied_head is None else self.untied_head
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[B, E] -> [B, V]"""
-        return ops.linear(hidden, self.lm_head, None)
+        return self.lm_head.linear(hidden, None)
 
-    def weight_slots(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def weight_slots(self) -> Iterator[tuple[str, Slot]]:
         """Every tensor of a checkpoint, by its Hugging Face name, and the part of a parameter that it fills."""
-        yield "model.embed_tokens.weight", self.embed_tokens
+        yield from (("model.embed_tokens.weight", slot) for slot in self.embed_tokens.slots())
         for index, layer in enumerate(cast(Iterable[DecoderLayer], self.layers)):
             for name, slot in layer.weight_slots():
                 yield f"model.layers.{index}.{name}", slot
         yield "model.norm.weight", self.norm.weight
-        if not self.config.tie_word_embeddings:
-            yield "lm_head.weight", self.lm_head
+        if self.untied_head is not None:
+            yield from (("lm_head.weight", slot) for slot in self.untied_head.slots())
 
     def surplus_names(self) -> tuple[str, ...]:
         """Endings of names that checkpoints of the family may hold without need."""

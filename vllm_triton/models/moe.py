@@ -7,7 +7,7 @@ from torch import nn
 
 from vllm_triton import ops
 from vllm_triton.models.config import ModelConfig, MoeConfig
-from vllm_triton.models.layers import Linear, parameter
+from vllm_triton.models.layers import Linear, Slot, linear_slots, parameter
 
 # Architecture -> what checkpoints call the layer, and the gate, up and down projection of an expert.
 _NAMES = {
@@ -23,7 +23,7 @@ class SparseMoe(nn.Module):
         super().__init__()
         self.names = _NAMES[config.architecture]
         self.num_choices, self.renormalize = moe.num_experts_per_token, moe.renormalize
-        self.gate = Linear(config.hidden_size, moe.num_experts, bias=False)
+        self.gate = Linear(config.hidden_size, (moe.num_experts,), bias=False)
         self.w1 = parameter(moe.num_experts, 2 * moe.intermediate_size, config.hidden_size)
         self.w2 = parameter(moe.num_experts, config.hidden_size, moe.intermediate_size)
 
@@ -31,9 +31,9 @@ class SparseMoe(nn.Module):
         weights, ids = ops.topk_routing(self.gate(x), None, self.num_choices, False, self.renormalize, 1, 1, 1.0)
         return ops.fused_moe(x, self.w1, self.w2, weights, ids, None)
 
-    def weight_slots(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def weight_slots(self) -> Iterator[tuple[str, Slot]]:
         layer, gate, up, down = self.names
-        yield f"{layer}.gate.weight", self.gate.weight
+        yield from linear_slots({(f"{layer}.gate",): self.gate})
         middle = self.w2.shape[2]
         for expert, (w1, w2) in enumerate(zip(self.w1, self.w2, strict=True)):
             yield f"{layer}.experts.{expert}.{gate}.weight", w1[:middle]

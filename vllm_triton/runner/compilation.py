@@ -160,9 +160,7 @@ def _launches_alone(op: str) -> Callable[..., Any]:
 def _run_sampling(runner: ModelRunner, hidden: torch.Tensor, ops_: Mapping[str, Callable[..., Any]]) -> None:
     """All that may happen to the logits of so many rows."""
     size = len(hidden)
-    logits = ops_["linear"](hidden, runner.model.lm_head, None)
-    if softcap := runner.model.config.final_softcap:
-        logits = ops_["softcap_logits"](logits, softcap)
+    logits = runner.model.compute_logits(hidden)
     draw = vars(runner.sampling_buffers.upload(size))
     ops_["sample_tokens"](logits, *draw.values())
     wide = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 
@@ -14,13 +14,15 @@ from vllm_triton.config import DTYPES, EngineConfig
 from vllm_triton.errors import ConfigError
 from vllm_triton.kv_cache.spec import FullAttentionSpec, max_sequence_length, num_blocks_that_fit
 from vllm_triton.loading import Checkpoint, open_checkpoint
-from vllm_triton.loading.weights import fill_dummy_weights, load_weights
+from vllm_triton.loading.weights import fill_dummy_weights, load_weights, packed_names
 from vllm_triton.models.config import ModelConfig, parse_dtype
 from vllm_triton.models.interface import KVCache
 from vllm_triton.models.registry import make_model
 from vllm_triton.ops import registry
 from vllm_triton.ops.contract import FLOATS
+from vllm_triton.ops.gguf_mm.layout import FORMATS
 from vllm_triton.ops.platforms import Platform, current_platform, triton_interprets, why_not_triton
+from vllm_triton.ops.registry import OPS, Capture
 from vllm_triton.runner.capture import compile_and_capture
 from vllm_triton.runner.model_runner import ModelRunner
 
@@ -63,14 +65,15 @@ def load_model(config: EngineConfig) -> LoadedModel:
         kv_cache_dtype=kv_cache_dtype,
     )
     choices = registry.parse_choices(envs.kernels()) | config.kernels
-    registry.explain(choices, situation)  # refuses a bad choice before the weights are read
+    explained = registry.explain(choices, situation)  # refuses a bad choice before the weights are read
+    packed = _packed_formats(config, checkpoint, {row["op"]: row["chosen"] for row in explained})
 
     with torch.device(device), _default_dtype(dtype):
-        model = make_model(model_config, max_model_len)
+        model = make_model(model_config, max_model_len, packed)
     if config.load_format == "dummy":
         fill_dummy_weights(model, config.seed)
     else:
-        load_weights(model, checkpoint.tensors(), checkpoint.source)
+        load_weights(model, checkpoint.tensors(packed_names(model)), checkpoint.source)
     model.finish_loading(device)
     loaded = time.perf_counter()
 
@@ -92,10 +95,13 @@ def load_model(config: EngineConfig) -> LoadedModel:
         max_model_len,
     )
     logger.info(
-        "loaded %s (%s, %s) on %s in %.1f s; KV cache of %d blocks (%s) holds %d tokens (%.2f GiB)",
+        "loaded %s (%s, %s, weights of %.0f MB, %d of them packed) on %s in %.1f s; "
+        "KV cache of %d blocks (%s) holds %d tokens (%.2f GiB)",
         checkpoint.source,
         model_config.architecture,
         str(dtype).removeprefix("torch."),
+        sum(parameter.nbytes for _, parameter in model.named_parameters()) / 1e6,
+        len(packed_names(model)),
         platform.name,
         loaded - start,
         num_kv_blocks,
@@ -134,6 +140,19 @@ def _dtype(config: EngineConfig, checkpoint: Checkpoint, platform: Platform) -> 
             f"{', '.join(DTYPES[1:])}"
         )
     return dtype
+
+
+def _packed_formats(config: EngineConfig, checkpoint: Checkpoint, selection: Mapping[str, str]) -> Mapping[str, str]:
+    """The weights that stay packed. Args: selection: op -> implementation."""
+    if config.quantization == "gguf" and not checkpoint.packed_formats:
+        raise ConfigError(
+            f"quantization must be auto or none for {checkpoint.source}, got gguf: it holds no weights of the types "
+            f"{', '.join(FORMATS)} of a GGUF file"
+        )
+    # Without a kernel the whole weight would be unpacked for each product.
+    has_kernel = OPS["gguf_mm"].implementations[selection["gguf_mm"]].captured_in("cpu") is not Capture.NEVER
+    is_packed = config.quantization == "gguf" or (config.quantization == "auto" and has_kernel)
+    return checkpoint.packed_formats if is_packed and config.load_format != "dummy" else {}
 
 
 def _max_model_len(config: EngineConfig, model_config: ModelConfig) -> int:

@@ -4,13 +4,14 @@ import argparse
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from vllm_triton.config import COMPILE_BACKENDS, CUDAGRAPH_MODES
+from vllm_triton.config import COMPILE_BACKENDS, CUDAGRAPH_MODES, QUANTIZATIONS
 
 # Flags that are fields of EngineConfig, by the same name; only those that were given reach it.
 ENGINE_FIELDS = (
     "model",
     "dtype",
     "kv_cache_dtype",
+    "quantization",
     "max_model_len",
     "num_kv_blocks",
     "block_size",
@@ -89,6 +90,11 @@ def _build_parser() -> argparse.ArgumentParser:
     model = parser.add_argument_group("model")
     model.add_argument("--model", type=_non_empty, metavar="PATH", help="model to serve (default: the demo model)")
     model.add_argument("--dtype", help="type of weights and activations")
+    model.add_argument(
+        "--quantization",
+        choices=QUANTIZATIONS,
+        help="whether a GGUF file's weights stay packed: auto (where there is a kernel for them), gguf, or none",
+    )
     model.add_argument("--load-format", help="format of the weights")
     model.add_argument("--max-model-len", type=_positive, metavar="TOKENS", help="prompt and answer together, at most")
     model.add_argument("--seed", type=int, help="seed of the draws of requests without a seed of their own")
