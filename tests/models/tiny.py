@@ -120,3 +120,19 @@ def greedy_tokens(model: Any, prompt: list[int], count: int) -> list[int]:
             do_sample=False,
         )
     return out[0, len(prompt) :].tolist()
+
+
+@torch.inference_mode()
+def prompt_logits(llm: LLM, token_ids: list[int]) -> torch.Tensor:
+    """[T, V] of one prompt, computed outside the engine's loop into blocks 1, 2, ..."""
+    runner, count = llm.core.runner, len(token_ids)
+    positions = torch.arange(count)
+    blocks = torch.arange(1, -(-count // runner.block_size) + 1, dtype=torch.int32)[None]
+    attention = AttentionMetadata(
+        slot_mapping=positions + runner.block_size,
+        block_table=blocks,
+        seq_lens=torch.tensor([count], dtype=torch.int32),
+        query_start_loc=torch.tensor([0, count], dtype=torch.int32),
+    )
+    hidden = runner.model(torch.tensor(token_ids), positions, attention, runner.kv_caches)
+    return runner.model.compute_logits(hidden)

@@ -2,6 +2,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from gguf_files import random_rows
 
 from vllm_triton.ops import gguf_mm
 from vllm_triton.ops.errors import ShapeError
@@ -11,27 +12,15 @@ from vllm_triton.ops.gguf_mm.op import packed_dims
 from vllm_triton.ops.testing.inputs import make_inputs
 
 IMPLEMENTATIONS = pytest.mark.parametrize("implementation", list(gguf_mm.implementations))
+RNG = np.random.default_rng(0)
 EACH_FORMAT = pytest.mark.parametrize("name", list(FORMATS))
-# Bytes of a block at which fp16 numbers stand.
-FLOATS_AT = {"Q4_0": (0,), "Q4_1": (0, 2), "Q8_0": (0,), "Q4_K": (0, 2), "Q6_K": (208,)}
-
-
-def random_rows(name: str, num_rows: int, depth: int, seed: int = 0) -> np.ndarray:
-    """Rows as a file has them, of every bit, but for numbers that are not finite."""
-    rng = np.random.default_rng(seed)
-    layout = FORMATS[name]
-    blocks = rng.integers(0, 256, (num_rows, depth // layout.block, layout.block_bytes), dtype=np.uint8)
-    for place in FLOATS_AT[name]:
-        floats = rng.standard_normal(blocks.shape[:2]).astype(np.float16)
-        blocks[..., place : place + 2] = floats[..., None].view(np.uint8)
-    return blocks.reshape(num_rows, -1)
 
 
 @EACH_FORMAT
 @pytest.mark.parametrize("num_rows", [1, 32, 75])
 def test_packing_keeps_every_value(name, num_rows):
     """As the gguf package reads them, bit for bit."""
-    rows = random_rows(name, num_rows, 512)
+    rows = random_rows(name, num_rows, 512, RNG)
     quants, scales = pack(torch.from_numpy(rows), name)
     assert format_of(512, quants.shape[1], scales.shape[1]) == FORMATS[name]
     weight = unpack(quants, scales, 512, torch.float32)
@@ -42,7 +31,7 @@ def test_packing_keeps_every_value(name, num_rows):
 
 @EACH_FORMAT
 def test_packed_size_is_the_file_s(name):
-    rows = random_rows(name, 64, 512)
+    rows = random_rows(name, 64, 512, RNG)
     quants, scales = pack(torch.from_numpy(rows), name)
     assert rows.nbytes <= quants.nbytes + scales.nbytes <= rows.nbytes * (1.03 if name == "Q4_K" else 1)
 
@@ -53,7 +42,7 @@ def test_packed_size_is_the_file_s(name):
 def test_each_input_meets_its_column(name, implementation, num_tokens):
     """Each token has one input, a 1, at a place of its own: its result is a column of the weight."""
     places = torch.arange(256).reshape(-1, num_tokens)[:: 256 // num_tokens // 8]
-    rows = random_rows(name, 32, 256)
+    rows = random_rows(name, 32, 256, RNG)
     weight = torch.from_numpy(gguf.dequantize(rows, gguf.GGMLQuantizationType[name]))
     packed = pack(torch.from_numpy(rows), name)
     for some in places:

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from gguf_files import SHAPES, write_model
 from small_forward import INPUTS, constants, forward, plain_step, step_inputs
 from tiny import make_tiny
 
@@ -63,6 +64,7 @@ SETTINGS = {
     "model": ("another folder", True),
     "dtype": ("bfloat16", True),
     "kv_cache_dtype": ("fp8", True),
+    "quantization": ("none", False),  # of a folder; what stays packed shows in the constants
     "max_model_len": (128, True),  # the table of rotary angles
     "num_kv_blocks": (12, False),
     "block_size": (32, True),
@@ -97,6 +99,14 @@ def test_every_setting_is_in_the_key_or_is_not(key_of, tmp_path):
 def test_the_same_model_elsewhere_is_the_same_program(key_of, tmp_path):
     make_tiny("llama3", tmp_path, seed=1)
     assert key_of(model=str(tmp_path)) == key_of()
+
+
+def test_the_formats_of_packed_weights_are_in_the_key(key_of, tmp_path):
+    keys = set()
+    for kind in ("Q4_0", "Q4_1", "Q4_K"):
+        write_model(tmp_path / "m.gguf", [dict.fromkeys(SHAPES, kind)])
+        keys |= {key_of(model=str(tmp_path / "m.gguf"), quantization=each) for each in ("gguf", "none")}
+    assert len(keys) == 4  # dequantised, they are one model
 
 
 def test_sources_and_versions_are_in_the_key(key_of, monkeypatch):
