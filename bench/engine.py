@@ -6,7 +6,7 @@ usage: python bench/engine.py [--json] [--with-hf] [--model PATH] [--quantized] 
     --with-hf    measures transformers too, in the same run
     --breakdown  says where the time of a decode step goes, instead
     --model      a Hugging Face folder; by default the demo model, written out once in bfloat16
-    --quantized  measures the demo model's GGUF file as the engine loads it, instead of its bfloat16 form
+    --quantized  measures the demo model's GGUF file, whose weights stay packed, instead of its bfloat16 form
 
 Each engine runs in a process of its own, alone; each workload --repeats times after a warm-up, the median counts.
 rss_ratio is the growth of the resident memory from the imports to the first tokens, over the bytes of the weights and

@@ -5,7 +5,6 @@ import triton
 import triton.language as tl
 
 from vllm_triton.ops.gguf_embedding.op import gguf_embedding
-from vllm_triton.ops.gguf_mm.kernel import select_config
 from vllm_triton.ops.gguf_mm.layout import FORMATS, format_of
 from vllm_triton.ops.gguf_mm.unpacking import unpacked
 from vllm_triton.ops.launch import CompileCase, launch, supports_triton
@@ -41,12 +40,16 @@ def _gguf_embedding_kernel(
         tl.store(out_ptrs + start, tl.reshape(values, [BLOCK_K]))
 
 
+# Of a tile.
+MOST_INPUTS = 128
+
+
 COMPILE_CASES = [
     CompileCase(
         _gguf_embedding_kernel,
         {"out_ptr": "*bf16", "token_ids_ptr": "*i64", "quants_ptr": "*i32", "scales_ptr": "*i16", "K": "i32"}
         | dict.fromkeys(_STRIDES, "i32"),
-        {"FORMAT": name, "BLOCK_K": 128},
+        {"FORMAT": name, "BLOCK_K": MOST_INPUTS},
         num_warps=1,
     )
     for name in FORMATS
@@ -63,5 +66,5 @@ def launch_gguf_embedding(
     layout = format_of(depth, quants.shape[1], scales.shape[1])
     assert layout is not None, "the contract admits known formats alone"
     numbers = (out.stride(0), *quants.stride()[:2], *scales.stride()[:2], depth)
-    constants = (layout.name, select_config(1, depth, out.device.type).block_k)
+    constants = (layout.name, min(depth & -depth, MOST_INPUTS))  # the largest power of two that divides the depth
     launch(_gguf_embedding_kernel, (num_tokens,), (out, token_ids, quants, scales), numbers, constants, num_warps=1)

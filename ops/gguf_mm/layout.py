@@ -57,7 +57,8 @@ def format_of(depth: int, num_words: int, num_scales: int) -> Format | None:
     """The format in which a row of `depth` values has so many words and scales."""
     for each in FORMATS.values():
         blocks = depth // each.block
-        if (blocks * each.block, blocks * each.words, blocks * each.scales) == (depth, num_words, num_scales):
+        fits = (blocks * each.block, blocks * each.words, blocks * each.scales) == (depth, num_words, num_scales)
+        if fits and blocks:
             return each
     return None
 

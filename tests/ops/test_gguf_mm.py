@@ -9,6 +9,7 @@ from vllm_triton.ops.errors import ShapeError
 from vllm_triton.ops.gguf_mm.kernel import select_config
 from vllm_triton.ops.gguf_mm.layout import FORMATS, format_of, pack, unpack
 from vllm_triton.ops.gguf_mm.op import packed_dims
+from vllm_triton.ops.testing import assert_within_rounding
 from vllm_triton.ops.testing.inputs import make_inputs
 
 IMPLEMENTATIONS = pytest.mark.parametrize("implementation", list(gguf_mm.implementations))
@@ -72,7 +73,21 @@ def test_a_weight_for_other_inputs_is_refused():
 
 
 @pytest.mark.parametrize("depth", [32, 96, 576, 1536, 4096])
-def test_tiles_divide_the_inputs(depth):
+def test_tiles_cover_the_inputs(depth):
     for num_tokens in (1, 3, 400):
         for device in ("cpu", "cuda"):
-            assert depth % select_config(num_tokens, depth, device).block_k == 0
+            config = select_config(num_tokens, depth, device)
+            assert config.block_k <= depth
+            rest = depth % config.block_k
+            assert rest % config.rest_k == 0 if rest else config.rest_k == 0
+
+
+@EACH_FORMAT
+@IMPLEMENTATIONS
+def test_inputs_that_no_tile_holds_alone(name, implementation):
+    """A depth of whole tiles and a rest, where the format admits one."""
+    depth = 288 if FORMATS[name].block == 32 else 768
+    inputs = make_inputs(gguf_mm.contract, packed_dims(name, depth, T=9, J=2), torch.float32)
+    exact = gguf_mm.reference(inputs["x"].double(), *list(inputs.values())[1:3], inputs["bias"].double())
+    eager = gguf_mm.reference(*inputs.values())
+    assert_within_rounding(gguf_mm.implementations[implementation](*inputs.values()), exact, eager)
