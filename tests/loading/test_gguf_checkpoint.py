@@ -283,6 +283,19 @@ def test_type_without_dequantisation_names_tensor_and_type(tmp_path):
         list(open_checkpoint(tmp_path / "m.gguf").tensors())
 
 
+@pytest.mark.parametrize("kind", ["Q4_K", "Q6_K"])
+def test_a_row_that_is_not_whole_blocks_is_named(tmp_path, kind):
+    """The type of one tensor is changed in the file's table."""
+    write_gguf(tmp_path / "m.gguf")
+    content = bytearray((tmp_path / "m.gguf").read_bytes())
+    name = b"blk.0.ffn_up.weight"
+    place = content.index(name) + len(name) + 4 + 2 * 8  # behind the rank and two sizes
+    content[place : place + 4] = int(gguf.GGMLQuantizationType[kind]).to_bytes(4, "little")
+    (tmp_path / "m.gguf").write_bytes(content)
+    with pytest.raises(ModelError, match=rf"ffn_up.*\[64, 32\].*positive multiple of 256, the block of {kind}"):
+        open_checkpoint(tmp_path / "m.gguf")
+
+
 def test_not_a_gguf_file(tmp_path):
     for content in (b"", b"GG", b"PK\x03\x04" * 20):
         (tmp_path / "m.gguf").write_bytes(content)
