@@ -1,11 +1,12 @@
 """Experts as grouped products: slots, which are choices of tokens, are sorted into blocks of one expert each.
 
-    activation[s, i] = silu(sum_e w1[x, i, e] * x[s // K, e]) * sum_e w1[x, I + i, e] * x[s // K, e]
-    result[s, e]     = topk_weights[s] * sum_i w2[x, e, i] * activation[s, i]
+    activation[s, i] = silu(sum_e w1[p, i, e] * x[s // K, e]) * sum_e w1[p, I + i, e] * x[s // K, e]
+    result[s, e]     = topk_weights[s] * sum_i w2[p, e, i] * activation[s, i]
 
-for each slot s of expert x, and then the sum over the slots of a token. A program holds one tile of a block: of the
-gate and of the up product at once, so that activations alone are stored. Products and sums in float32. How many blocks
-there are is known on the device alone: there are programs for as many as there can be; those without a block return.
+for each slot s whose expert lies at p, and then the sum over the slots of a token. A program holds one tile of a block:
+of the gate and of the up product at once, so that activations alone are stored. Products and sums in float32. How many
+blocks there are is known on the device alone: there are programs for as many as there can be; those without a block
+return.
 
 Source: Gale, Narayanan, Young and Zaharia, "MegaBlocks: Efficient Sparse Training with Mixture-of-Experts".
 """

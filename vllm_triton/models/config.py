@@ -243,6 +243,8 @@ def _moe(fields: _Fields, architecture: str, num_layers: int) -> MoeConfig | Non
     if architecture not in ("MixtralForCausalLM", "Qwen3MoeForCausalLM"):
         return None
     config = fields.config
+    if (activation := _activation(fields, is_gemma=False)) != "silu":
+        raise fields.error("hidden_act", f"must be silu where layers have experts, got {activation!r}")
     # Newer files of Qwen3-MoE have Mixtral's name for it.
     count_name = "num_experts" if "num_experts" in config else "num_local_experts"
     num_experts, per_token = fields.integer(count_name), fields.integer("num_experts_per_tok")
