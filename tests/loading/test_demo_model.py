@@ -66,8 +66,8 @@ import sys, torch
 from vllm_triton import LLM
 from vllm_triton.loading import find_demo_model
 
-settings = {"dtype": "bfloat16", "max_model_len": 64, "max_num_seqs": 1, "skip_tokenizer_init": True}
-llm = LLM(str(find_demo_model()), **settings)
+settings = {"dtype": "bfloat16", "max_model_len": 64, "max_num_seqs": 1, "quantization": "none"}
+llm = LLM(str(find_demo_model()), skip_tokenizer_init=True, **settings)
 dtypes = {weight.dtype for weight in llm.core.runner.model.parameters()}
 print({"sympy", "torch._dynamo"} & sys.modules.keys() or "light", torch.get_default_dtype(), dtypes)
 """

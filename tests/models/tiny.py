@@ -94,7 +94,7 @@ def make_tiny(family: str, folder: Path, seed: int = 0, max_shard_size: str = "5
 
 @torch.inference_mode()
 def prompt_logits(llm: LLM, token_ids: list[int]) -> torch.Tensor:
-    """[T, V] float32 of one prompt, computed outside the engine's loop into blocks 1, 2, ..."""
+    """[T, V] of one prompt, computed outside the engine's loop into blocks 1, 2, ..."""
     runner, count = llm.core.runner, len(token_ids)
     positions = torch.arange(count)
     blocks = torch.arange(1, -(-count // runner.block_size) + 1, dtype=torch.int32)[None]
@@ -105,7 +105,7 @@ def prompt_logits(llm: LLM, token_ids: list[int]) -> torch.Tensor:
         query_start_loc=torch.tensor([0, count], dtype=torch.int32),
     )
     hidden = runner.model(torch.tensor(token_ids), positions, attention, runner.kv_caches)
-    return runner.model.compute_logits(hidden).float()
+    return runner.model.compute_logits(hidden)
 
 
 def greedy_tokens(model: Any, prompt: list[int], count: int) -> list[int]:
@@ -120,19 +120,3 @@ def greedy_tokens(model: Any, prompt: list[int], count: int) -> list[int]:
             do_sample=False,
         )
     return out[0, len(prompt) :].tolist()
-
-
-@torch.inference_mode()
-def prompt_logits(llm: LLM, token_ids: list[int]) -> torch.Tensor:
-    """[T, V] of one prompt, computed outside the engine's loop into blocks 1, 2, ..."""
-    runner, count = llm.core.runner, len(token_ids)
-    positions = torch.arange(count)
-    blocks = torch.arange(1, -(-count // runner.block_size) + 1, dtype=torch.int32)[None]
-    attention = AttentionMetadata(
-        slot_mapping=positions + runner.block_size,
-        block_table=blocks,
-        seq_lens=torch.tensor([count], dtype=torch.int32),
-        query_start_loc=torch.tensor([0, count], dtype=torch.int32),
-    )
-    hidden = runner.model(torch.tensor(token_ids), positions, attention, runner.kv_caches)
-    return runner.model.compute_logits(hidden)
