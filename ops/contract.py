@@ -9,7 +9,7 @@ occurrence of a name binds it; every other occurrence must agree. `ops/README.md
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -20,6 +20,8 @@ from vllm_triton.ops.errors import DTypeError, ShapeError
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 INTS = (torch.int32, torch.int64)
+# What holds values that are to be multiplied by a scale in float32.
+QUANTIZED = (torch.float8_e4m3fn, torch.int8)
 
 Dims = dict[str, int]
 
@@ -71,7 +73,7 @@ class Tensor:
 
     Args:
         shape: shape string, see the module's docstring.
-        dtype: the dtypes allowed, or the name of the argument whose dtype it has.
+        dtype: the dtypes allowed, or the name of the argument whose dtype it has, or that is the dtype.
         mutated: written in place.
         optional: may be None.
         contiguous: the last dimension has stride 1.
@@ -103,7 +105,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Scalar:
-    """A number argument: `rule` completes "must ...", `valid` decides, `example` is what tests and benchmarks pass.
+    """A number or dtype: `rule` completes "must ...", `valid` decides, `example` is what tests and benchmarks pass.
 
     size: the name of the size that it gives, in place of `example` where tests and benchmarks choose sizes.
     """
@@ -111,13 +113,13 @@ class Scalar:
     type: type
     rule: str
     valid: Callable[[Any], bool]
-    example: float | int | bool | None
+    example: float | int | bool | torch.dtype | None
     optional: bool = False
     size: str = ""
 
 
 Argument = Tensor | Scalar
-_SCALAR_NAMES = {float: "float", int: "int", bool: "bool"}
+_SCALAR_NAMES = {float: "float", int: "int", bool: "bool", torch.dtype: "ScalarType"}
 
 
 @dataclass(frozen=True)
@@ -128,10 +130,10 @@ class Contract:
         name: the op's name in the registry and in torch's namespace `vllm_triton::`.
         args: its arguments in order.
         results: its results in order; empty for an op that only mutates.
-        computed: sizes of results that no shape string can say: name -> (the sizes before it) -> size.
         constraint: (dims) -> None or "{argument} must {rule}, got {value}" for what shape strings cannot say.
         combination: (arguments by name) -> the same, for dtypes, numbers and missing arguments that do not go together.
         defaults: values of the last arguments, where a caller leaves them out.
+        derived: (dims) -> sizes of results that no shape string can say; an axis that may be missing has none.
         flops: (dims) -> floating-point operations of one call.
         bytes: (dims, itemsize of the first floating argument) -> bytes moved at least; by default every argument is
             read and every result written once.
@@ -147,10 +149,10 @@ class Contract:
     name: str
     args: Mapping[str, Argument]
     results: Mapping[str, Tensor] = field(default_factory=dict)
-    computed: Mapping[str, Callable[[Dims], int]] = field(default_factory=dict)
     constraint: Callable[[Dims], str | None] | None = None
     combination: Callable[[Mapping[str, Any]], str | None] | None = None
     defaults: tuple[Any, ...] = ()
+    derived: Callable[[Dims], Dims] = lambda dims: {}
     flops: Callable[[Dims], int] = lambda dims: 0
     bytes: Callable[[Dims, int], int] | None = None
     test_dims: Callable[[Any], Dims] = lambda pick: {}
@@ -199,9 +201,7 @@ class Contract:
             elif value is not None:
                 for size, extent in zip(arg.sizes_of(value), value.shape, strict=True):
                     size.bind(extent, dims)
-        for name, compute in self.computed.items():
-            dims[name] = compute(dims)
-        return dims
+        return dims | self.derived(dims)
 
     def check(self, values: tuple[Any, ...]) -> Dims:
         """Raises ShapeError or DTypeError where an argument breaks the contract; returns the sizes."""
@@ -266,27 +266,24 @@ class Contract:
 
     def fake(self, *values: Any) -> Any:
         """Results of the right shape, dtype and device without values: the op's fake implementation."""
-        dims = self.bind(values)
-        named = dict(zip(self.args, values, strict=True))
         like = next(value for value in values if isinstance(value, torch.Tensor))
-        results = []
-        for result in self.results.values():
-            dtype = named[result.dtype].dtype if isinstance(result.dtype, str) else result.dtype[0]
-            results.append(like.new_empty(result.shape_in(dims), dtype=dtype))
+        results = [like.new_empty(shape, dtype=dtype) for shape, dtype in self._results_of(values)]
         if not results:
             return None
         return results[0] if len(results) == 1 else tuple(results)
 
+    def _results_of(self, values: tuple[Any, ...]) -> Iterator[tuple[list[int], torch.dtype]]:
+        """Shape and dtype of each result."""
+        dims, named = self.bind(values), dict(zip(self.args, values, strict=True))
+        for result in self.results.values():
+            of = named[result.dtype] if isinstance(result.dtype, str) else result.dtype[0]
+            yield result.shape_in(dims), of.dtype if isinstance(of, torch.Tensor) else of
+
     def bytes_moved(self, values: tuple[Any, ...]) -> int:
         """Bytes that one call must move at least."""
-        dims = self.bind(values)
         tensors = [value for value in values if isinstance(value, torch.Tensor)]
         if self.bytes is not None:
             floats = [tensor for tensor in tensors if tensor.is_floating_point()]
-            return self.bytes(dims, (floats or tensors)[0].element_size())
+            return self.bytes(self.bind(values), (floats or tensors)[0].element_size())
         moved = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-        named = dict(zip(self.args, values, strict=True))
-        for result in self.results.values():
-            dtype = named[result.dtype].dtype if isinstance(result.dtype, str) else result.dtype[0]
-            moved += math.prod(result.shape_in(dims)) * dtype.itemsize
-        return moved
+        return moved + sum(math.prod(shape) * dtype.itemsize for shape, dtype in self._results_of(values))

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import triton
 
-from vllm_triton.ops.platforms import triton_interprets, why_not_triton
+from vllm_triton.ops.platforms import lacks_fp8, triton_interprets, why_not_triton
 from vllm_triton.ops.registry import Situation
 
 
@@ -36,9 +36,25 @@ class CompileCase:
     without: Mapping[str, str] = field(default_factory=dict)
 
 
+# For CompileCase.without.
+WITHOUT_FP8 = {"cuda:80": "fp8 e4m3 begins with compute capability 8.9"}
+
+
 def supports_triton(situation: Situation) -> str | None:
     """The reason why no Triton kernel runs in this situation, or None."""
     return why_not_triton(situation.device)
+
+
+def why_not_dtype(dtype: torch.dtype | None, device: str) -> str | None:
+    """Why Triton's kernels cannot compute with this dtype on this kind of device, or None."""
+    if dtype == torch.float8_e4m3fn and lacks_fp8(device):
+        return "the GPU has no fp8 e4m3, which begins with compute capability 8.9"
+    return None
+
+
+def supports_weights(situation: Situation) -> str | None:
+    """The reason why no Triton kernel runs on weights of this dtype here, or None."""
+    return why_not_dtype(situation.weight_dtype, situation.device) or supports_triton(situation)
 
 
 def launch(

@@ -30,6 +30,7 @@ class Situation:
     block_size: int | None = None
     sliding_window: int | None = None
     kv_cache_dtype: torch.dtype | None = None
+    weight_dtype: torch.dtype | None = None
 
 
 Supports = Callable[[Situation], str | None]

@@ -22,7 +22,7 @@ GROUP_T = 8
 
 
 @triton.jit
-def _tile_of_program(program, T, N, BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_T: tl.constexpr):
+def tile_of_program(program, T, N, BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_T: tl.constexpr):
     """(tile row, tile column) of this program in the grouped order."""
     tiles_t = tl.cdiv(T, BLOCK_T)
     tiles_n = tl.cdiv(N, BLOCK_N)
@@ -49,7 +49,7 @@ def _linear_kernel(
     GROUP_T: tl.constexpr,
     ROWS_ALIGNED: tl.constexpr,
 ):
-    tile_t, tile_n = _tile_of_program(tl.program_id(0), T, N, BLOCK_T, BLOCK_N, GROUP_T)
+    tile_t, tile_n = tile_of_program(tl.program_id(0), T, N, BLOCK_T, BLOCK_N, GROUP_T)
     rows = tile_t.to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
     columns = tile_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     x_offsets = rows * x_stride_t

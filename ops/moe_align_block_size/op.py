@@ -32,6 +32,11 @@ def _map(dims: Dims, generator: torch.Generator) -> torch.Tensor:
     return expert_map(int(torch.randint(dims["X"] + 1, (), generator=generator)), dims["X"], generator)
 
 
+def _derived(dims: Dims) -> Dims:
+    blocks = most_blocks(dims["T"] * dims["K"], dims["X"], dims["block_size"])
+    return {"Z": blocks, "C": blocks * dims["block_size"]}
+
+
 @define_op(
     args={
         "topk_ids": Tensor("T K", (torch.int32,), values=_ids),
@@ -44,10 +49,7 @@ def _map(dims: Dims, generator: torch.Generator) -> torch.Tensor:
         "block_experts": Tensor("Z", (torch.int32,)),
         "num_padded": Tensor("1", (torch.int32,)),
     },
-    computed={
-        "Z": lambda dims: most_blocks(dims["T"] * dims["K"], dims["X"], dims["block_size"]),
-        "C": lambda dims: dims["Z"] * dims["block_size"],
-    },
+    derived=_derived,
     reference=moe_align_block_size_reference,
     test_dims=_draw_dims,
     bench_dims={

@@ -4,11 +4,9 @@ from typing import Any
 
 import torch
 
-from vllm_triton.ops.contract import Dims
+from vllm_triton.ops.contract import QUANTIZED, Dims
 from vllm_triton.ops.testing.inputs import poison
 
-# What a cache may hold in place of the query's dtype; its values are then multiplied by a scale.
-QUANTIZED = (torch.float8_e4m3fn, torch.int8)
 # What rows of `out` that belong to no query hold before and after.
 OUT_POISON = 0.5
 

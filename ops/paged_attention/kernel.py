@@ -17,7 +17,14 @@ import torch
 import triton
 import triton.language as tl
 
-from vllm_triton.ops.launch import CompileCase, launch, next_power_of_2, supports_triton
+from vllm_triton.ops.launch import (
+    WITHOUT_FP8,
+    CompileCase,
+    launch,
+    next_power_of_2,
+    supports_triton,
+    why_not_dtype,
+)
 from vllm_triton.ops.paged_attention.op import paged_attention
 from vllm_triton.ops.paged_attention.splits import (
     COMPILE_CASE,
@@ -26,7 +33,6 @@ from vllm_triton.ops.paged_attention.splits import (
     merge_splits,
     select_num_splits,
 )
-from vllm_triton.ops.platforms import lacks_fp8
 from vllm_triton.ops.registry import Situation
 
 # tl.dot takes no fewer rows or columns.
@@ -295,7 +301,6 @@ def _compile_case(
     )
 
 
-WITHOUT_FP8 = {"cuda:80": "fp8 e4m3 begins with compute capability 8.9"}
 COMPILE_CASES = [
     _compile_case(16, 64, 3, torch.bfloat16, "*bf16"),
     _compile_case(2048, 128, 4, torch.bfloat16, "*bf16"),
@@ -311,9 +316,7 @@ COMPILE_CASES = [
 
 def supports_cache(situation: Situation) -> str | None:
     """The reason why Triton does not read or write this cache here, or None."""
-    if situation.kv_cache_dtype == torch.float8_e4m3fn and lacks_fp8(situation.device):
-        return "the GPU has no fp8 e4m3, which begins with compute capability 8.9"
-    return supports_triton(situation)
+    return why_not_dtype(situation.kv_cache_dtype, situation.device) or supports_triton(situation)
 
 
 @paged_attention.impl("triton", supports=supports_cache, compile_cases=COMPILE_CASES)

@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
-from vllm_triton.ops.contract import FLOATS, Dims, Scalar, Tensor
-from vllm_triton.ops.paged_attention.batches import QUANTIZED, arrange_batch, draw_dims
+from vllm_triton.ops.contract import FLOATS, QUANTIZED, Dims, Scalar, Tensor
+from vllm_triton.ops.paged_attention.batches import arrange_batch, draw_dims
 from vllm_triton.ops.paged_attention.reference import paged_attention_reference
 from vllm_triton.ops.registry import define_op
 

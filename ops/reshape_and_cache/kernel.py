@@ -13,8 +13,8 @@ import torch
 import triton
 import triton.language as tl
 
-from vllm_triton.ops.launch import CompileCase, block_size, launch, rows_aligned
-from vllm_triton.ops.paged_attention.kernel import WITHOUT_FP8, supports_cache
+from vllm_triton.ops.launch import WITHOUT_FP8, CompileCase, block_size, launch, rows_aligned
+from vllm_triton.ops.paged_attention.kernel import supports_cache
 from vllm_triton.ops.reshape_and_cache.op import reshape_and_cache
 
 # Elements copied at a time; a token's heads beyond it are copied in a loop.

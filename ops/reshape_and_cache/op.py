@@ -3,8 +3,8 @@ from typing import Any
 
 import torch
 
-from vllm_triton.ops.contract import FLOATS, Dims, Tensor
-from vllm_triton.ops.paged_attention.op import QUANTIZED, why_not_cache
+from vllm_triton.ops.contract import FLOATS, QUANTIZED, Dims, Tensor
+from vllm_triton.ops.paged_attention.op import why_not_cache
 from vllm_triton.ops.registry import define_op
 from vllm_triton.ops.reshape_and_cache.reference import reshape_and_cache_reference
 

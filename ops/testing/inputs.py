@@ -35,7 +35,7 @@ def make_inputs(
 
     Args:
         dims: a size for every name in the contract; none for an axis that is to be missing.
-        dtype: of the arguments that the contract lets choose among floats.
+        dtype: of the arguments that the contract lets choose among floats, and of results that an argument lets choose.
         margins: tensors of two or more dimensions become views inside larger buffers, so that they are not contiguous
             across rows; the buffers around them hold NaN (or the lowest integer).
     """
@@ -43,7 +43,8 @@ def make_inputs(
     inputs: dict[str, Any] = {}
     for name, arg in contract.args.items():
         if isinstance(arg, Scalar):
-            inputs[name] = dims.get(arg.size, arg.example)
+            is_dtype = arg.type is torch.dtype and arg.valid(dtype)
+            inputs[name] = dtype if is_dtype else dims.get(arg.size, arg.example)
             continue
         value = _values(arg, dims, generator)
         wanted = (

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from vllm_triton.ops.contract import Dims, Scalar
+from vllm_triton.ops.contract import FLOATS, Argument, Dims, Scalar
 from vllm_triton.ops.errors import OpError
 from vllm_triton.ops.platforms import triton_interprets
 from vllm_triton.ops.registry import Op
@@ -16,19 +16,22 @@ from vllm_triton.ops.testing.inputs import Pick, make_inputs, margins_untouched,
 from vllm_triton.ops.testing.tolerance import assert_within_rounding
 
 _OPCHECKS = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
-_BAD_NUMBERS: tuple[Any, ...] = (-1, -1.0, 0, 0.0, 2.0, float("nan"), float("inf"))
+_BAD_VALUES: tuple[Any, ...] = (-1, -1.0, 0, 0.0, 2.0, float("nan"), float("inf"), torch.complex64)
 
 
 def dtypes_to_test(op: Op, implementation: str) -> tuple[torch.dtype, ...]:
-    """The floating dtypes that the op's first floating argument admits."""
-    for arg in op.contract.tensors.values():
-        if isinstance(arg.dtype, tuple) and any(dtype.is_floating_point for dtype in arg.dtype):
-            floats = tuple(dtype for dtype in arg.dtype if dtype.is_floating_point)
-            # Triton's interpreter multiplies the raw bits of bfloat16 operands in tl.dot.
-            if op.contract.uses_dot and implementation == "triton" and triton_interprets():
-                return tuple(dtype for dtype in floats if dtype != torch.bfloat16)
-            return floats
-    return (torch.float32,)
+    """The floating dtypes of the argument that admits most of them, the first of such."""
+    floats = max((_floats_of(arg) for arg in op.contract.args.values()), key=len) or (torch.float32,)
+    # Triton's interpreter multiplies the raw bits of bfloat16 operands in tl.dot.
+    if op.contract.uses_dot and implementation == "triton" and triton_interprets():
+        return tuple(dtype for dtype in floats if dtype != torch.bfloat16)
+    return floats
+
+
+def _floats_of(arg: Argument) -> tuple[torch.dtype, ...]:
+    if isinstance(arg, Scalar):
+        return tuple(dtype for dtype in FLOATS if arg.type is torch.dtype and arg.valid(dtype))
+    return tuple(dtype for dtype in FLOATS if dtype in arg.dtype) if isinstance(arg.dtype, tuple) else ()
 
 
 def run(op: Op, function: Any, inputs: dict[str, Any]) -> dict[str, torch.Tensor]:
@@ -40,11 +43,14 @@ def run(op: Op, function: Any, inputs: dict[str, Any]) -> dict[str, torch.Tensor
 
 
 def widened(inputs: dict[str, Any]) -> dict[str, Any]:
-    """Copies of the inputs with every floating tensor in float64."""
-    return {
-        name: value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else _copied(value)
-        for name, value in inputs.items()
-    }
+    """Copies of the inputs with every floating tensor in float64, and float64 for the dtype of a floating result."""
+    return {name: _widened(value) for name, value in inputs.items()}
+
+
+def _widened(value: Any) -> Any:
+    if isinstance(value, torch.dtype):
+        return torch.float64 if value in FLOATS else value
+    return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else _copied(value)
 
 
 def _copied(value: Any) -> Any:
@@ -104,7 +110,7 @@ def check_rejects_bad_input(op: Op) -> None:
     good = make_inputs(op.contract, dims, torch.float32)
     for name, arg in op.contract.args.items():
         if isinstance(arg, Scalar):
-            bad: list[Any] = [value for value in _BAD_NUMBERS if type(value) is arg.type and not arg.valid(value)]
+            bad: list[Any] = [value for value in _BAD_VALUES if type(value) is arg.type and not arg.valid(value)]
             bad.append("text")
         else:
             value = good[name]
@@ -112,7 +118,8 @@ def check_rejects_bad_input(op: Op) -> None:
                 value = torch.empty((1,) * len(arg.sizes))
             one_axis_too_many = value.new_empty((1,) * (len(arg.sizes) + 1))
             bad = ["text", value.to(torch.complex64), one_axis_too_many]
-            if len(op.contract.tensors) > 1:  # a single tensor may be on any device
+            others = [other for key, other in good.items() if key != name]
+            if any(isinstance(other, torch.Tensor) for other in others):  # a single tensor may be on any device
                 bad.append(value.to("meta"))
             if arg.contiguous and value.dim() and value.shape[-1] > 1:
                 bad.append(value.repeat_interleave(2, dim=-1)[..., ::2])

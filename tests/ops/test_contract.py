@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import vllm_triton.ops  # noqa: F401  (fills the registry)
 from vllm_triton.ops.contract import FLOATS, INTS, Contract, Scalar, Size, Tensor
-from vllm_triton.ops.errors import DTypeError, ShapeError
+from vllm_triton.ops.errors import DTypeError, OpError, ShapeError
 from vllm_triton.ops.registry import OPS
 from vllm_triton.ops.testing import Pick, make_inputs
 from vllm_triton.ops.testing.inputs import margins_untouched
@@ -41,7 +41,7 @@ ROUTED = Contract(
         "num_experts": Scalar(int, "be at least 1", lambda value: value >= 1, example=4, size="X"),
     },
     {"ids": Tensor("T K", (torch.int32,)), "blocks": Tensor("Z", (torch.int64,))},
-    computed={"Z": lambda dims: min(dims["T"] * dims["K"], dims["X"])},
+    derived=lambda dims: {"Z": min(dims["T"] * dims["K"], dims["X"])},
 )
 
 
@@ -183,6 +183,35 @@ def test_bytes_moved_counts_arguments_and_results():
     halves = {name: value.half() if name in ("x", "cache") else value for name, value in good.items()}
     per_float = Contract("toy", CONTRACT.args, CONTRACT.results, bytes=lambda dims, itemsize: dims["T"] * itemsize)
     assert per_float.bytes_moved(tuple(halves.values())) == 3 * 2
+
+
+BLOCKS = Contract(
+    "blocks",
+    {
+        "x": Tensor("T K", FLOATS),
+        "dtype": Scalar(torch.dtype, "be float16", lambda dtype: dtype == torch.half, None),
+        "group_size": Scalar(int, "be at least 0", lambda value: value >= 0, example=4, size="group_size"),
+    },
+    {"out": Tensor("T K", "dtype"), "largest": Tensor("T Q?", (torch.float32,))},
+    derived=lambda dims: {"Q": dims["K"] // dims["group_size"]} if dims["group_size"] else {},
+)
+
+
+def test_a_dtype_and_sizes_of_results_that_no_argument_has():
+    x = torch.randn(3, 8)
+    out, largest = BLOCKS.fake(x, torch.half, 4)
+    assert BLOCKS.schema == "(Tensor x, ScalarType dtype, int group_size) -> (Tensor, Tensor)"
+    assert (out.shape, out.dtype, largest.shape) == ((3, 8), torch.half, (3, 2))
+    assert BLOCKS.fake(x, torch.half, 0)[1].shape == (3,)
+    assert BLOCKS.bytes_moved((x, torch.half, 4)) == 3 * 8 * (4 + 2) + 3 * 2 * 4
+
+
+@pytest.mark.parametrize(
+    "dtype, message", [(torch.int8, "dtype must be float16, got torch.int8"), (1, "must be dtype")]
+)
+def test_a_wrong_dtype_is_refused(dtype, message):
+    with pytest.raises(OpError, match=f"blocks: .*{message}"):
+        BLOCKS.check((torch.randn(3, 8), dtype, 4))
 
 
 @pytest.mark.parametrize("op", [pytest.param(op, id=op.name) for op in OPS.values()])
