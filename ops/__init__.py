@@ -26,6 +26,8 @@ from vllm_triton.ops.reshape_and_cache import reshape_and_cache
 from vllm_triton.ops.rms_norm import rms_norm
 from vllm_triton.ops.rotary_embedding import rotary_embedding
 from vllm_triton.ops.sample_tokens import sample_tokens
+from vllm_triton.ops.scaled_mm import scaled_mm
+from vllm_triton.ops.scaled_quant import scaled_quant
 from vllm_triton.ops.silu_and_mul import silu_and_mul
 from vllm_triton.ops.softcap_logits import softcap_logits
 from vllm_triton.ops.token_logprobs import token_logprobs
@@ -54,6 +56,8 @@ __all__ = [
     "rms_norm",
     "rotary_embedding",
     "sample_tokens",
+    "scaled_mm",
+    "scaled_quant",
     "silu_and_mul",
     "softcap_logits",
     "token_logprobs",

@@ -7,7 +7,9 @@ import triton
 from vllm_triton import ops
 from vllm_triton.compile.triton_cpu import settings
 from vllm_triton.ops.registry import OPS
+from vllm_triton.ops.scaled_quant import PER_TENSOR, PER_TOKEN
 from vllm_triton.ops.testing import Pick, suite
+from vllm_triton.ops.testing.inputs import same_bits
 
 KERNELS = [pytest.param(op, id=op.name) for op in OPS.values() if "triton" in op.implementations]
 # Compiling costs more than running: few shapes, each with several draws of values, strides and margins. With each dtype
@@ -44,3 +46,12 @@ def test_norms_of_every_batch_and_view_share_one_kernel(monkeypatch):
             ops.rms_norm(x, weight, 1e-5)
         ops.rms_norm(x[:, 0], weight, 1e-5)
     assert len(compiled) == 1
+
+
+@pytest.mark.parametrize("group_size", [PER_TENSOR, PER_TOKEN, 32, 128])
+def test_fp8_is_rounded_as_by_torch(group_size):
+    """Bit for bit, down to subnormal numbers."""
+    x = torch.randn(40, 300) * 10.0 ** torch.randint(-4, 4, (40, 1))
+    actual = ops.scaled_quant(x, torch.float8_e4m3fn, group_size)
+    for one, other in zip(actual, ops.scaled_quant.reference(x, torch.float8_e4m3fn, group_size), strict=True):
+        assert same_bits(one, other)
