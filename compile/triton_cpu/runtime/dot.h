@@ -55,6 +55,7 @@ constexpr int64_t DOT_CHUNK_ROWS = 256;
 
 // Up to so many rows, products along K beat packing.
 constexpr int64_t DOT_ROWS_ALONG_K = 32;
+constexpr int64_t DOT_INT8_ROWS_ALONG_K = 16;
 
 // M and N below are the sizes where they are constants, else 0: what only other sizes need is then not compiled.
 // Rows at a time: a power of two up to `most`, and no more than there are.
@@ -73,7 +74,7 @@ TCPU_INLINE void fetch(const T* values, int64_t count) {
 // ROWS rows of A as elements, times one panel, added to C's first `columns` columns; IS_WHOLE: those are all.
 template <class Format, int ROWS, bool IS_WHOLE, class A>
 static void multiply_panel(typename Format::accumulator* c, int64_t ldc, A a, const typename Format::element* panel,
-                           const typename Format::accumulator* start, int64_t steps, int64_t columns) {
+                           int64_t steps, int64_t columns) {
   using E = typename Format::element;
   using S = typename Format::accumulator;
   constexpr int WIDTH = TCPU_REGISTER_BYTES / sizeof(S);
@@ -82,13 +83,7 @@ static void multiply_panel(typename Format::accumulator* c, int64_t ldc, A a, co
   for (int i = 0; i < ROWS; ++i) {
     rows[i] = (const char*)a.row(i);
   }
-  piece<S> sums[ROWS][COUNT];
-  for (int j = 0; j < COUNT; ++j) {
-    memcpy(&sums[0][j], start + j * WIDTH, sizeof(piece<S>));
-    for (int i = 1; i < ROWS; ++i) {
-      sums[i][j] = sums[0][j];
-    }
-  }
+  piece<S> sums[ROWS][COUNT] = {};
   for (int64_t step = 0; step < steps; ++step) {
     piece<E> b[COUNT];
     memcpy(b, panel + step * PANEL<Format>, sizeof b);
@@ -123,15 +118,15 @@ static void multiply_panel(typename Format::accumulator* c, int64_t ldc, A a, co
 // Rows from `first` on, ROWS at a time; before(i, ROWS) runs before the rows from i on.
 template <class Format, int ROWS, int M, bool IS_WHOLE, class A, class Before>
 TCPU_INLINE void multiply_rows(typename Format::accumulator* c, int64_t ldc, A a,
-                               const typename Format::element* panel, const typename Format::accumulator* start,
-                               int64_t steps, int64_t columns, int64_t first, int64_t rows, Before before) {
+                               const typename Format::element* panel, int64_t steps, int64_t columns, int64_t first,
+                               int64_t rows, Before before) {
   int64_t i = first;
   for (; i + ROWS <= rows; i += ROWS) {
     before(i, ROWS);
-    multiply_panel<Format, ROWS, IS_WHOLE>(c + i * ldc, ldc, a.from(i, 0), panel, start, steps, columns);
+    multiply_panel<Format, ROWS, IS_WHOLE>(c + i * ldc, ldc, a.from(i, 0), panel, steps, columns);
   }
   if constexpr (ROWS > 1 && (M == 0 || M % ROWS != 0)) {
-    multiply_rows<Format, ROWS / 2, M, IS_WHOLE>(c, ldc, a, panel, start, steps, columns, i, rows, before);
+    multiply_rows<Format, ROWS / 2, M, IS_WHOLE>(c, ldc, a, panel, steps, columns, i, rows, before);
   }
 }
 
@@ -143,11 +138,7 @@ static void pack_rows(typename Format::element* out, Operand operand, bool trans
   if (!transposed) {
     for (int64_t i = 0; i < rows; ++i) {
       for (int64_t k0 = 0; k0 < k; k0 += LANES * Format::STEP) {
-        auto elements = Format::along_k(operand.row(i) + k0, k - k0);
-        if constexpr (Format::STEP == 4) {
-          elements ^= 0x80808080u;  // a + 128
-        }
-        store_bits<E>(out + i * DOT_CHUNK + k0 / Format::STEP, elements);
+        store_bits<E>(out + i * DOT_CHUNK + k0 / Format::STEP, Format::along_k(operand.row(i) + k0, k - k0));
       }
     }
     return;
@@ -163,9 +154,6 @@ static void pack_rows(typename Format::element* out, Operand operand, bool trans
           memcpy(&bits, operand.row(k0 + j) + i, sizeof bits);
           element |= (E)(std::make_unsigned_t<stored_t<A>>)bits << (8 * sizeof bits * j);
         }
-        if constexpr (Format::STEP == 4) {
-          element ^= 0x80808080u;  // a + 128
-        }
       }
       out[i * DOT_CHUNK + k0 / Format::STEP] = element;
     }
@@ -173,8 +161,7 @@ static void pack_rows(typename Format::element* out, Operand operand, bool trans
 }
 
 template <class Format, bool IS_WHOLE, class Operand>
-TCPU_INLINE void pack_panel(typename Format::element* panel, typename Format::accumulator* start, Operand b,
-                            bool transposed, int64_t columns, int64_t k) {
+TCPU_INLINE void pack_panel(typename Format::element* panel, Operand b, bool transposed, int64_t columns, int64_t k) {
   if (transposed) {
     for (int64_t j = 0; j < PANEL<Format>; j += LANES) {
       const int64_t left = columns > j ? columns - j : 0;
@@ -183,21 +170,6 @@ TCPU_INLINE void pack_panel(typename Format::element* panel, typename Format::ac
   } else {
     for (int64_t k0 = 0; k0 < k; k0 += Format::STEP) {
       pack_across_columns<Format>(panel + k0 / Format::STEP * PANEL<Format>, b.from(k0, 0), columns, k - k0);
-    }
-  }
-  if constexpr (Format::STEP == 4) {
-    using S = typename Format::accumulator;
-    constexpr int WIDTH = TCPU_REGISTER_BYTES / sizeof(S);
-    const auto ones = splat_piece(0x01010101u);
-    for (int64_t j = 0; j < PANEL<Format>; j += WIDTH) {
-      piece<S> column_sums = {};
-      for (int64_t step = 0; step * Format::STEP < k; ++step) {
-        piece<uint32_t> quads;
-        memcpy(&quads, panel + step * PANEL<Format> + j, sizeof quads);
-        column_sums = Format::multiply(column_sums, ones, quads);
-      }
-      column_sums *= -128;
-      memcpy(start + j, &column_sums, sizeof column_sums);
     }
   }
 }
@@ -212,7 +184,6 @@ static void dot_packed(typename Format::accumulator* c, int64_t ldc, A a, bool a
   constexpr bool IS_WHOLE = N > 0 && N % PANEL<Format> == 0;
   alignas(64) E panel[DOT_CHUNK * PANEL<Format>];
   alignas(64) E packed_a[DOT_CHUNK_ROWS * DOT_CHUNK];
-  alignas(64) typename Format::accumulator start[PANEL<Format>] = {};
   // Rows so far apart would share few sets of the first-level cache.
   const bool collides = m > 1 && !a_transposed && ((uintptr_t)a.row(1) - (uintptr_t)a.row(0)) % 2048 == 0;
   for (int64_t k0 = 0; k0 < k; k0 += CHUNK_K) {
@@ -228,7 +199,7 @@ static void dot_packed(typename Format::accumulator* c, int64_t ldc, A a, bool a
         const auto within = [=](int64_t columns) { return columns - n0 < PANEL<Format> ? columns - n0 : PANEL<Format>; };
         const int64_t existing = b_columns > n0 ? within(b_columns) : 0;
         const B to_pack = b_transposed ? b.from(n0, k0) : b.from(k0, existing ? n0 : 0);
-        pack_panel<Format, IS_WHOLE>(panel, start, to_pack, b_transposed, existing, chunk);
+        pack_panel<Format, IS_WHOLE>(panel, to_pack, b_transposed, existing, chunk);
         // While rows are multiplied, what is packed next comes into the cache: rows of A, and columns of the next panel.
         const int64_t next = n0 + PANEL<Format> < b_columns ? n0 + PANEL<Format> : 0;
         const auto before = [&](int64_t row, int count) TCPU_BODY {
@@ -249,9 +220,9 @@ static void dot_packed(typename Format::accumulator* c, int64_t ldc, A a, bool a
         auto* to = c + m0 * ldc + n0;
         if (!in_place) {
           const plain<E> packed{packed_a, DOT_CHUNK};
-          multiply_rows<Format, ROWS, M, IS_WHOLE>(to, ldc, packed, panel, start, steps, within(n), 0, rows, before);
+          multiply_rows<Format, ROWS, M, IS_WHOLE>(to, ldc, packed, panel, steps, within(n), 0, rows, before);
         } else if constexpr (Format::template reads_in_place<Storage>) {
-          multiply_rows<Format, ROWS, M, IS_WHOLE>(to, ldc, a_chunk, panel, start, steps, within(n), 0, rows, before);
+          multiply_rows<Format, ROWS, M, IS_WHOLE>(to, ldc, a_chunk, panel, steps, within(n), 0, rows, before);
         }
       }
     }
@@ -259,15 +230,17 @@ static void dot_packed(typename Format::accumulator* c, int64_t ldc, A a, bool a
 }
 
 #if defined(TCPU_AVX512)
-// The sums of four vectors: lanes are exchanged and added until each group of four holds all four sums.
-TCPU_INLINE __m128 four_sums(__m512 v0, __m512 v1, __m512 v2, __m512 v3) {
-  const __m512 pair01 = _mm512_add_ps(_mm512_unpacklo_ps(v0, v1), _mm512_unpackhi_ps(v0, v1));
-  const __m512 pair23 = _mm512_add_ps(_mm512_unpacklo_ps(v2, v3), _mm512_unpackhi_ps(v2, v3));
-  const __m512d low = _mm512_unpacklo_pd((__m512d)pair01, (__m512d)pair23);
-  const __m512d high = _mm512_unpackhi_pd((__m512d)pair01, (__m512d)pair23);
-  const __m512 all = _mm512_add_ps((__m512)low, (__m512)high);
-  const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
-  return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+// The sums of four vectors: lanes are exchanged and added until each group of four lanes holds all four sums.
+template <class V>
+TCPU_INLINE V four_sums(V v0, V v1, V v2, V v3) {
+  using words = __m512i;
+  using floats = __m512;
+  const V pair01 = (V)_mm512_unpacklo_epi32((words)v0, (words)v1) + (V)_mm512_unpackhi_epi32((words)v0, (words)v1);
+  const V pair23 = (V)_mm512_unpacklo_epi32((words)v2, (words)v3) + (V)_mm512_unpackhi_epi32((words)v2, (words)v3);
+  const V low = (V)_mm512_unpacklo_epi64((words)pair01, (words)pair23);
+  const V all = low + (V)_mm512_unpackhi_epi64((words)pair01, (words)pair23);
+  const V half = all + (V)_mm512_shuffle_f32x4((floats)all, (floats)all, 0x4e);
+  return half + (V)_mm512_shuffle_f32x4((floats)half, (floats)half, 0xb1);
 }
 #endif
 
@@ -275,11 +248,13 @@ TCPU_INLINE __m128 four_sums(__m512 v0, __m512 v1, __m512 v2, __m512 v3) {
 template <int ROWS, int COLUMNS, class Sum, class Sums>
 TCPU_INLINE void add_sums(Sum* c, int64_t ldc, const Sums (&sums)[ROWS][COLUMNS]) {
 #if defined(TCPU_AVX512)
-  if constexpr (std::is_same_v<Sum, float> && COLUMNS == 4) {
+  if constexpr (sizeof(Sum) == 4 && COLUMNS == 4) {
     for (int i = 0; i < ROWS; ++i) {
       const auto& row = sums[i];
-      const __m128 four = four_sums(row[0].whole, row[1].whole, row[2].whole, row[3].whole);
-      _mm_storeu_ps(c + i * ldc, _mm_add_ps(_mm_loadu_ps(c + i * ldc), four));
+      const auto four = four_sums(row[0].whole, row[1].whole, row[2].whole, row[3].whole);
+      for (int j = 0; j < COLUMNS; ++j) {
+        c[i * ldc + j] += four[j];
+      }
     }
     return;
   }
@@ -310,7 +285,7 @@ TCPU_INLINE void block_along_k(typename Format::accumulator* c, int64_t ldc, A a
   for (int64_t k0 = 0; k0 < k; k0 += LANES * Format::STEP) {
     pieces<vec<typename Format::element>> x, y[COLUMNS];
     for (int j = 0; j < COLUMNS; ++j) {
-      y[j].whole = Format::along_k(b_rows[j] + k0, k - k0);
+      y[j].whole = as_right<Format>(Format::along_k(b_rows[j] + k0, k - k0));
       __builtin_prefetch(next[j] + k0, 0, 2);
     }
     for (int i = 0; i < ROWS; ++i) {
@@ -373,8 +348,12 @@ template <int M, int N, class Sum, class A, class B>
 TCPU_INLINE void dot_any(Sum* c, int64_t ldc, A a, bool a_transposed, B b, bool b_transposed, int64_t m, int64_t n,
                          int64_t k, int64_t b_columns) {
   using Format = typename choose_format<typename A::type, typename B::type, Sum>::type;
-  if constexpr (!std::is_same_v<Sum, int32_t> && M <= DOT_ROWS_ALONG_K) {
-    if (b_transposed && !a_transposed && m <= DOT_ROWS_ALONG_K) {
+  constexpr int64_t MOST = std::is_same_v<Sum, int32_t> ? DOT_INT8_ROWS_ALONG_K : DOT_ROWS_ALONG_K;
+  if constexpr (Format::STEP == 4) {
+    take_off_row_sums<Format>(c, ldc, a, a_transposed, m, n, k);
+  }
+  if constexpr (M <= MOST) {
+    if (b_transposed && !a_transposed && m <= MOST) {
       constexpr int ROWS = rows_at_a_time(M, DOT_BLOCK_ALONG_K);
       if (m == 1) {
         dot_along_k<Format, 1, 4, M, N>(c, ldc, a, b, m, n, k);

@@ -86,17 +86,17 @@ struct bf16_pairs {
 #endif
 
 #if defined(TCPU_VNNI)
-// Products of quads summed in int32. The instruction takes A unsigned: A is packed as a + 128, and the accumulators
-// start at -128 times the sums of B's columns.
+// Products of quads summed in int32. The instruction takes one side unsigned: B's elements are b + 128 (see as_right), and
+// 128 times the sums of A's rows are taken off the result, so that A is read where it lies.
 struct int8_quads {
   using element = uint32_t;
   using accumulator = int32_t;
   static constexpr int STEP = 4;
   template <class Storage>
-  static constexpr bool reads_in_place = false;
+  static constexpr bool reads_in_place = true;
 
   TCPU_INLINE piece<int32_t> multiply(piece<int32_t> sum, piece<uint32_t> a, piece<uint32_t> b) {
-    return (piece<int32_t>)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)a, (__m512i)b);
+    return (piece<int32_t>)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)b, (__m512i)a);
   }
   template <class B>
   TCPU_INLINE vec<uint32_t> along_lanes(B b, int64_t column, int64_t k_left, uint32_t bits) {
@@ -114,6 +114,39 @@ struct int8_quads {
   }
 };
 #endif
+
+// Elements of B, as loaded, as they are multiplied.
+template <class Format, class V>
+TCPU_INLINE V as_right(V elements) {
+  if constexpr (Format::STEP == 4) {
+    return elements ^ 0x80808080u;
+  } else {
+    return elements;
+  }
+}
+
+// c -= 128 times the sum of each row of A: what B's elements, which are b + 128, add to the products.
+template <class Format, class A>
+static void take_off_row_sums(int32_t* c, int64_t ldc, A a, bool a_transposed, int64_t m, int64_t n, int64_t k) {
+  for (int64_t i = 0; i < m; ++i) {
+    int32_t total = 0;
+    if (a_transposed) {
+      for (int64_t j = 0; j < k; ++j) {
+        total += a.row(j)[i];
+      }
+    } else {
+      pieces<vec<int32_t>> sums = {};
+      for (int64_t k0 = 0; k0 < k; k0 += LANES * Format::STEP) {
+        const auto elements = Format::along_k(a.row(i) + k0, k - k0);
+        sums.whole = Format::multiply(sums.whole, elements, splat_piece(0x01010101u));
+      }
+      total = sum(sums.whole);
+    }
+    for (int64_t j = 0; j < n; ++j) {
+      c[i * ldc + j] = (int32_t)((uint32_t)c[i * ldc + j] - 128u * (uint32_t)total);
+    }
+  }
+}
 
 // The format for operands A and B with sums in Sum.
 template <class A, class B, class Sum>
@@ -185,7 +218,7 @@ static void pack_columns_along_k(typename Format::element* out, int64_t out_stri
   for (int64_t k0 = 0; k0 < k; k0 += LANES * Format::STEP) {
     vec<E> rows[LANES];
     for (int i = 0; i < LANES; ++i) {
-      rows[i] = IS_WHOLE || i < columns ? Format::along_k(b.row(i) + k0, k - k0) : vec<E>{};
+      rows[i] = as_right<Format>(IS_WHOLE || i < columns ? Format::along_k(b.row(i) + k0, k - k0) : vec<E>{});
     }
     transpose<E>(rows);
     const int64_t left = (k - k0 + Format::STEP - 1) / Format::STEP;
@@ -214,7 +247,8 @@ TCPU_INLINE void pack_across_columns(typename Format::element* out, B b, int64_t
   } else {
     for (int64_t j = 0; j < PANEL<Format>; j += LANES) {
       const uint32_t bits = bits_below(columns - j);
-      store_bits<typename Format::element>(out + j, Format::along_lanes(b, bits ? j : 0, k_left, bits));
+      const auto elements = Format::along_lanes(b, bits ? j : 0, k_left, bits);
+      store_bits<typename Format::element>(out + j, as_right<Format>(elements));
     }
   }
 }
