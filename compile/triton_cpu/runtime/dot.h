@@ -232,7 +232,7 @@ static void dot_packed(typename Format::accumulator* c, int64_t ldc, A a, bool a
 #if defined(TCPU_AVX512)
 // The sums of four vectors: lanes are exchanged and added until each group of four lanes holds all four sums.
 template <class V>
-TCPU_INLINE V four_sums(V v0, V v1, V v2, V v3) {
+TCPU_INLINE piece<element_t<V>, 16> four_sums(V v0, V v1, V v2, V v3) {
   using words = __m512i;
   using floats = __m512;
   const V pair01 = (V)_mm512_unpacklo_epi32((words)v0, (words)v1) + (V)_mm512_unpackhi_epi32((words)v0, (words)v1);
@@ -240,7 +240,8 @@ TCPU_INLINE V four_sums(V v0, V v1, V v2, V v3) {
   const V low = (V)_mm512_unpacklo_epi64((words)pair01, (words)pair23);
   const V all = low + (V)_mm512_unpackhi_epi64((words)pair01, (words)pair23);
   const V half = all + (V)_mm512_shuffle_f32x4((floats)all, (floats)all, 0x4e);
-  return half + (V)_mm512_shuffle_f32x4((floats)half, (floats)half, 0xb1);
+  const V whole = half + (V)_mm512_shuffle_f32x4((floats)half, (floats)half, 0xb1);
+  return (piece<element_t<V>, 16>)_mm512_castps512_ps128((floats)whole);
 }
 #endif
 
@@ -251,10 +252,11 @@ TCPU_INLINE void add_sums(Sum* c, int64_t ldc, const Sums (&sums)[ROWS][COLUMNS]
   if constexpr (sizeof(Sum) == 4 && COLUMNS == 4) {
     for (int i = 0; i < ROWS; ++i) {
       const auto& row = sums[i];
-      const auto four = four_sums(row[0].whole, row[1].whole, row[2].whole, row[3].whole);
-      for (int j = 0; j < COLUMNS; ++j) {
-        c[i * ldc + j] += four[j];
-      }
+      auto four = four_sums(row[0].whole, row[1].whole, row[2].whole, row[3].whole);
+      decltype(four) old;
+      memcpy(&old, c + i * ldc, sizeof old);
+      four += old;
+      memcpy(c + i * ldc, &four, sizeof four);
     }
     return;
   }
