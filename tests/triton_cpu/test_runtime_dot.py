@@ -16,6 +16,7 @@ STORAGE = {
 }
 SUMS = {"double": torch.float64, "int8_t": torch.int32}
 PAIRS = [(name, name) for name in STORAGE if not name.startswith("f8")] + [("bf16", "f8e4m3"), ("f16", "f8e5m2")]
+PAIRS += [("f8e4m3", "f8e4m3"), ("f8e5m2", "f8e5m2")]
 SIZES = [(1, 1, 1), (1, 64, 576), (2, 7, 33), (3, 40, 65), (4, 16, 16), (5, 33, 31), (8, 64, 64), (16, 32, 130)]
 SIZES += [(17, 19, 3), (70, 35, 300), (64, 64, 64), (1, 100, 530), (0, 5, 5), (5, 0, 5), (5, 5, 0)]
 
@@ -108,3 +109,16 @@ def test_int8_extremes_do_not_saturate(library):
         c = np.zeros((9, 17), np.int32)
         _run(library, ("int8_t", "int8_t"), a, b, c)
         np.testing.assert_array_equal(c, np.full((9, 17), value_a * value_b * 512, np.int32))
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("name", ["f8e4m3", "f8e5m2"])
+def test_every_small_float_is_multiplied_as_what_it_is(library, name, transposed):
+    """Each of the 256, subnormal and not finite, by 1: as rows of the left side, and as columns of the right."""
+    values = torch.arange(256, dtype=torch.uint8).view(STORAGE[name])
+    ones = torch.ones(3, dtype=torch.float32).to(values.dtype)
+    for a, b in ((values[:, None], ones[None, :1]), (ones[:, None], values[None, :])):
+        c = np.zeros((a.shape[0], b.shape[1]), np.float32)
+        _run(library, (name, name), a, b, c, at=transposed, bt=transposed)
+        expected = (a.float() * b.float()).numpy() + np.float32(0)
+        rt.same(c.reshape(-1), expected.reshape(-1))

@@ -53,9 +53,10 @@ struct table {
 constexpr int64_t DOT_CHUNK = 128;
 constexpr int64_t DOT_CHUNK_ROWS = 256;
 
-// Up to so many rows, products along K beat packing.
-constexpr int64_t DOT_ROWS_ALONG_K = 32;
-constexpr int64_t DOT_INT8_ROWS_ALONG_K = 16;
+// Up to so many rows, products along K beat packing: fewer of bytes, whose products are fast, or which are converted again
+// for each block.
+template <class Format, class A>
+constexpr int64_t DOT_ROWS_ALONG_K = sizeof(A) > 1 ? 32 : Format::template reads_in_place<A> ? 16 : 4;
 
 // M and N below are the sizes where they are constants, else 0: what only other sizes need is then not compiled.
 // Rows at a time: a power of two up to `most`, and no more than there are.
@@ -134,7 +135,6 @@ TCPU_INLINE void multiply_rows(typename Format::accumulator* c, int64_t ldc, A a
 template <class Format, class Operand>
 static void pack_rows(typename Format::element* out, Operand operand, bool transposed, int64_t rows, int64_t k) {
   using E = typename Format::element;
-  using A = typename Operand::type;
   if (!transposed) {
     for (int64_t i = 0; i < rows; ++i) {
       for (int64_t k0 = 0; k0 < k; k0 += LANES * Format::STEP) {
@@ -147,12 +147,10 @@ static void pack_rows(typename Format::element* out, Operand operand, bool trans
     for (int64_t k0 = 0; k0 < k; k0 += Format::STEP) {
       E element = {};
       if constexpr (Format::STEP == 1) {
-        element = convert<A, E>(load_scalar(operand.row(k0) + i));
+        element = convert<typename Operand::type, E>(load_scalar(operand.row(k0) + i));
       } else {
         for (int j = 0; j < Format::STEP && j < k - k0; ++j) {
-          stored_t<A> bits;
-          memcpy(&bits, operand.row(k0 + j) + i, sizeof bits);
-          element |= (E)(std::make_unsigned_t<stored_t<A>>)bits << (8 * sizeof bits * j);
+          element |= Format::scalar(operand.row(k0 + j) + i) << (32 / Format::STEP * j);
         }
       }
       out[i * DOT_CHUNK + k0 / Format::STEP] = element;
@@ -350,7 +348,7 @@ template <int M, int N, class Sum, class A, class B>
 TCPU_INLINE void dot_any(Sum* c, int64_t ldc, A a, bool a_transposed, B b, bool b_transposed, int64_t m, int64_t n,
                          int64_t k, int64_t b_columns) {
   using Format = typename choose_format<typename A::type, typename B::type, Sum>::type;
-  constexpr int64_t MOST = std::is_same_v<Sum, int32_t> ? DOT_INT8_ROWS_ALONG_K : DOT_ROWS_ALONG_K;
+  constexpr int64_t MOST = DOT_ROWS_ALONG_K<Format, typename A::type>;
   if constexpr (Format::STEP == 4) {
     take_off_row_sums<Format>(c, ldc, a, a_transposed, m, n, k);
   }

@@ -67,20 +67,65 @@ struct plain_format {
 };
 
 #if defined(TCPU_BF16)
+// 32 bf16; those outside `bits` become zero.
+TCPU_INLINE __m512i bf16_words(const bf16* p, __mmask32 bits) {
+  return _mm512_maskz_loadu_epi16(bits, p);
+}
+
+#if defined(TCPU_VBMI)
+// The bf16 of every f8e4m3 from 0 on, all of which are exact and normal, as its two bytes.
+struct f8e4m3_table {
+  uint8_t low[128] = {}, high[128] = {};
+  constexpr f8e4m3_table() {
+    for (int i = 1; i < 128; ++i) {
+      int exponent = i >> 3, mantissa = i & 7;
+      if (exponent == 0) {  // subnormal: brought up until its first bit is the one that is not written
+        for (exponent = 1; mantissa < 8; mantissa <<= 1) {
+          --exponent;
+        }
+      }
+      const int word = i == 127 ? 0x7fc0 : ((exponent + 120) << 7) + ((mantissa & 7) << 4);
+      low[i] = (uint8_t)word;
+      high[i] = (uint8_t)(word >> 8);
+    }
+  }
+};
+alignas(64) constexpr f8e4m3_table F8E4M3_TABLE;
+
+TCPU_INLINE __m512i bf16_words(const f8e4m3* p, __mmask32 bits) {
+  // Each byte twice, in both bytes of a word.
+  const __m512i words = _mm512_cvtepu8_epi16(_mm256_maskz_loadu_epi8(bits, p));
+  const __m512i twice = _mm512_or_si512(words, _mm512_slli_epi16(words, 8));
+  const __m512i* low = (const __m512i*)F8E4M3_TABLE.low;
+  const __m512i* high = (const __m512i*)F8E4M3_TABLE.high;
+  // An index is 7 bits: without the sign.
+  const __m512i low_bytes = _mm512_permutex2var_epi8(low[0], twice, low[1]);
+  const __m512i high_bytes = _mm512_permutex2var_epi8(high[0], twice, high[1]);
+  const __m512i word = _mm512_mask_blend_epi8(0xaaaaaaaaaaaaaaaaull, low_bytes, high_bytes);
+  // word | (twice & sign)
+  return _mm512_ternarylogic_epi64(word, twice, _mm512_set1_epi16((short)0x8000), 0xf8);
+}
+#endif
+
 // Products of pairs summed in float. The instruction takes subnormal inputs as zero and flushes subnormal results.
 struct bf16_pairs {
   using element = uint32_t;
   using accumulator = float;
   static constexpr int STEP = 2;
   template <class Storage>
-  static constexpr bool reads_in_place = true;
+  static constexpr bool reads_in_place = std::is_same_v<Storage, bf16>;
 
   TCPU_INLINE piece<float> multiply(piece<float> sum, piece<uint32_t> a, piece<uint32_t> b) {
     return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
   }
-  TCPU_INLINE vec<uint32_t> along_k(const bf16* p, int64_t k_left) {
-    const __mmask32 bits = k_left >= 32 ? ~0u : (1u << k_left) - 1u;
-    return (vec<uint32_t>)_mm512_maskz_loadu_epi16(bits, p);
+  // One value's part of an element.
+  template <class Storage>
+  TCPU_INLINE uint32_t scalar(const Storage* p) {
+    return (uint16_t)_mm_cvtsi128_si32(_mm512_castsi512_si128(bf16_words(p, 1)));
+  }
+  template <class Storage>
+  TCPU_INLINE vec<uint32_t> along_k(const Storage* p, int64_t k_left) {
+    return (vec<uint32_t>)bf16_words(p, k_left >= 32 ? ~0u : (1u << k_left) - 1u);
   }
 };
 #endif
@@ -97,6 +142,10 @@ struct int8_quads {
 
   TCPU_INLINE piece<int32_t> multiply(piece<int32_t> sum, piece<uint32_t> a, piece<uint32_t> b) {
     return (piece<int32_t>)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)b, (__m512i)a);
+  }
+  // One value's part of an element.
+  TCPU_INLINE uint32_t scalar(const int8_t* p) {
+    return (uint8_t)*p;
   }
   template <class B>
   TCPU_INLINE vec<uint32_t> along_lanes(B b, int64_t column, int64_t k_left, uint32_t bits) {
@@ -158,6 +207,16 @@ template <>
 struct choose_format<bf16, bf16, float> {
   using type = bf16_pairs;
 };
+#if defined(TCPU_VBMI)
+template <>
+struct choose_format<f8e4m3, f8e4m3, float> {
+  using type = bf16_pairs;
+};
+template <>
+struct choose_format<bf16, f8e4m3, float> {
+  using type = bf16_pairs;
+};
+#endif
 #endif
 #if defined(TCPU_VNNI)
 template <>
@@ -236,8 +295,8 @@ TCPU_INLINE void pack_across_columns(typename Format::element* out, B b, int64_t
 #if defined(TCPU_BF16)
     static_assert(PANEL<bf16_pairs> == 2 * LANES, "a panel's row is two registers");
     const __mmask32 bits = columns >= 32 ? ~0u : (1u << columns) - 1u;
-    const __m512i even = _mm512_maskz_loadu_epi16(bits, b.row(0));
-    const __m512i odd = _mm512_maskz_loadu_epi16(k_left > 1 ? bits : 0, b.row(k_left > 1));
+    const __m512i even = bf16_words(b.row(0), bits);
+    const __m512i odd = bf16_words(b.row(k_left > 1), k_left > 1 ? bits : 0);
     // Pair i is word i of the first and word i of the second, whose index is 32 + i.
     const __m512i lower = (__m512i)(iota<int32_t>() * 0x10001 + 0x200000);
     const __m512i upper = (__m512i)(iota<int32_t>() * 0x10001 + 0x300010);

@@ -18,7 +18,7 @@
 // Call with the namespace (tcpu::exp): some names are also the C library's.
 //
 // TCPU_PORTABLE disables intrinsics. Otherwise the compiler's target decides: TCPU_AVX512 (F, BW, DQ, VL), with
-// TCPU_BF16 and TCPU_VNNI beside it, or TCPU_AVX2 (with FMA and F16C), or neither.
+// TCPU_BF16, TCPU_VNNI and TCPU_VBMI beside it, or TCPU_AVX2 (with FMA and F16C), or neither.
 #pragma once
 
 #include <cstdint>
@@ -33,6 +33,9 @@
 #endif
 #if defined(__AVX512VNNI__)
 #define TCPU_VNNI 1
+#endif
+#if defined(__AVX512VBMI__)
+#define TCPU_VBMI 1
 #endif
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #define TCPU_AVX2 1
