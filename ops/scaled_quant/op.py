@@ -10,9 +10,9 @@ from vllm_triton.ops.scaled_quant.reference import PER_TENSOR, PER_TOKEN, scaled
 GROUP_SIZES = (PER_TENSOR, PER_TOKEN, 32, 64, 128)
 
 
-def _derived(dims: Dims, arguments: Mapping[str, Any]) -> Dims:
+def _derived(dims: Dims) -> Dims:
     """Rows and columns of the scales."""
-    group_size = arguments["group_size"]
+    group_size = dims["group_size"]
     if group_size == PER_TENSOR:
         return {"A": 1}
     return {"A": dims["T"], "Q": 1 if group_size == PER_TOKEN else -(-dims["K"] // group_size)}
@@ -63,6 +63,7 @@ def _fp8(num_tokens: int, num_columns: int, group_size: int) -> Dims:
             f"be one of {', '.join(map(str, GROUP_SIZES))} ({PER_TENSOR}: per tensor, {PER_TOKEN}: per token)",
             lambda size: size in GROUP_SIZES,
             example=PER_TOKEN,
+            size="group_size",
         ),
         "scale": Tensor("1", (torch.float32,), optional=True),
     },

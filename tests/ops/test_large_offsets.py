@@ -131,6 +131,10 @@ def test_fused_moe(implementation):
     far_w2 = _far_rows(w2.transpose(0, 1)).transpose(0, 1)
     _assert_far_equals_near(
         fused_moe, implementation, (x, w1, w2, weights, ids, None), (x, w1, far_w2, weights, ids, None)
+    )
+
+
+@IMPLEMENTATIONS
 @pytest.mark.parametrize("group_size", [0, -1, 32])
 def test_scaled_quant(implementation, group_size):
     x = torch.randn(3, 40)
@@ -152,6 +156,9 @@ def test_topk_routing(implementation):
     logits = torch.randn(3, 8)
     kind = (None, 2, False, True, 1, 1, 1.0)
     _assert_far_equals_near(topk_routing, implementation, (logits, *kind), (_far_rows(logits), *kind))
+
+
+@IMPLEMENTATIONS
 def test_scaled_mm(implementation):
     a, weight = torch.randint(-127, 128, (2, 3, 24), dtype=torch.int8)
     scales = (torch.rand(3, 1), torch.rand(3, 1), torch.float32)
