@@ -13,7 +13,9 @@ MOST_INT8_COLUMNS = 2**17 - 1
 
 def has_blocks(weight: torch.Tensor, weight_scale: torch.Tensor) -> bool:
     """Whether scales are of blocks of the weight, not of all of it or of its rows."""
-    return weight_scale.shape[0] not in (1, weight.shape[0]) or weight_scale.shape[1:] not in ((), (1,))
+    num_rows = weight_scale.shape[0]
+    is_of_rows = num_rows == 1 or num_rows == weight.shape[0]
+    return not is_of_rows or (weight_scale.dim() == 2 and weight_scale.shape[1] > 1)
 
 
 def _constraint(dims: Dims) -> str | None:
