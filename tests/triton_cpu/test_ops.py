@@ -14,8 +14,8 @@ from vllm_triton.ops.testing.inputs import same_bits
 KERNELS = [pytest.param(op, id=op.name) for op in OPS.values() if "triton" in op.implementations]
 # Compiling costs more than running: few shapes, each with several draws of values, strides and margins. With each dtype
 # more than ten times the 8 examples that the interpreter gets; fewer shapes where bounds are checked as well.
-NUM_SHAPES = 2 if settings.checked() else 7
-NUM_DRAWS = 4
+NUM_SHAPES = 2 if settings.checked() else 4
+NUM_DRAWS = 4 if settings.checked() else 7
 
 
 @pytest.mark.parametrize("op", KERNELS)
