@@ -5,15 +5,6 @@ import torch
 from vllm_triton.ops.merge_attention_states import merge_attention_states
 from vllm_triton.ops.paged_attention.op import paged_attention
 
-# A shared beginning of fewer keys, or of fewer sequences, saves less than the two more kernels take.
-FEWEST_SHARED_KEYS = 256
-FEWEST_SEQUENCES = 8
-
-
-def pays(num_shared_keys: int, num_sequences: int) -> bool:
-    """Whether a shared beginning is worth a pass of its own."""
-    return num_shared_keys >= FEWEST_SHARED_KEYS and num_sequences >= FEWEST_SEQUENCES
-
 
 def cascade_attention(
     out: torch.Tensor,

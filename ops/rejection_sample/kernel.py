@@ -6,19 +6,15 @@ one that is not is drawn in two levels, block by block and then within the block
 Source: Leviathan et al., "Fast Inference from Transformers via Speculative Decoding", algorithm 1.
 """
 
-import functools
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 
-from vllm_triton.ops.launch import CompileCase, block_size, launch, supports_triton
+from vllm_triton.ops.launch import CompileCase, launch, supports_triton
 from vllm_triton.ops.rejection_sample import reference
 from vllm_triton.ops.rejection_sample.op import rejection_sample
+from vllm_triton.ops.sample_tokens.kernel import select_config
 
-LARGEST_BLOCK = 4096
-LARGEST_CPU_BLOCK = 1024
 ACCEPT_FROM = tl.constexpr(reference.ACCEPT_FROM)
 REPLACE_FROM = tl.constexpr(reference.REPLACE_FROM)
 
@@ -137,18 +133,6 @@ def _rejection_sample_kernel(
     if count == 0:
         tokens = tl.where(places == 0, tl.load(bonus_tokens_ptr + row), tokens)
     tl.store(out_ptr + row * out_stride_b + places, tokens, mask=places < WIDTH)
-
-
-@dataclass(frozen=True)
-class RejectionSampleConfig:
-    block_v: int
-    num_warps: int
-
-
-@functools.cache
-def select_config(vocabulary: int, device: str) -> RejectionSampleConfig:
-    block = block_size(vocabulary, LARGEST_CPU_BLOCK if device == "cpu" else LARGEST_BLOCK)
-    return RejectionSampleConfig(block, num_warps=min(max(block // 512, 1), 8))
 
 
 COMPILE_CASES = [

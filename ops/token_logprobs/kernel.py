@@ -5,20 +5,13 @@ Each lane keeps a maximum and a sum of its own over the blocks of the row; they 
 Source: Milakov and Gimelshein, "Online normalizer calculation for softmax".
 """
 
-import functools
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 
-from vllm_triton.ops.launch import CompileCase, block_size, launch, supports_triton
+from vllm_triton.ops.launch import CompileCase, launch, supports_triton
+from vllm_triton.ops.sample_tokens.kernel import select_config
 from vllm_triton.ops.token_logprobs.op import token_logprobs
-
-# 16 logits a thread of 8 warps.
-LARGEST_BLOCK = 4096
-# A CPU keeps what the lanes carry in its first-level cache.
-LARGEST_CPU_BLOCK = 1024
 
 
 @triton.jit(
@@ -58,18 +51,6 @@ def _token_logprobs_kernel(
     tl.store(logprobs_ptr + row, own - lse)
     tl.store(ranks_ptr + row, (tl.sum(greater, axis=0) + 1).to(tl.int64))
     tl.store(lse_ptr + row, lse)
-
-
-@dataclass(frozen=True)
-class TokenLogprobsConfig:
-    block_v: int
-    num_warps: int
-
-
-@functools.cache
-def select_config(vocabulary: int, device: str) -> TokenLogprobsConfig:
-    block = block_size(vocabulary, LARGEST_CPU_BLOCK if device == "cpu" else LARGEST_BLOCK)
-    return TokenLogprobsConfig(block, num_warps=min(max(block // 512, 1), 8))
 
 
 COMPILE_CASES = [

@@ -47,10 +47,7 @@ class GemmaDecoderLayer(DecoderLayer):
         attention: AttentionMetadata,
         kv_cache: KVCache,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        if residual is None:
-            x, residual = self.input_layernorm.alone(x), x
-        else:
-            x, residual = self.input_layernorm(x, residual)
+        x, residual = self.input_layernorm(x, residual)
         x = self.post_attention_layernorm.alone(self.self_attn(x, positions, cos_sin, attention, kv_cache))
         x, residual = self.pre_feedforward_layernorm(x, residual)
         return self.post_feedforward_layernorm.alone(self.mlp(x)), residual

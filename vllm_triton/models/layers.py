@@ -122,14 +122,16 @@ def linear_slots(parts: Mapping[tuple[str, ...], Linear]) -> Iterator[tuple[str,
 
 
 class RMSNorm(nn.Module):
-    """With a residual: adds x to it first, and returns (normed, new residual)."""
+    """Adds x to the residual first, and returns (normed, new residual); where there is none yet, x becomes it."""
 
     def __init__(self, size: int, eps: float):
         super().__init__()
         self.weight = parameter(size)
         self.eps = eps
 
-    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        if residual is None:
+            return self.alone(x), x
         return ops.fused_add_rms_norm(x, residual, self.weight, self.eps)
 
     def alone(self, x: torch.Tensor) -> torch.Tensor:

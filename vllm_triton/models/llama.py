@@ -132,10 +132,7 @@ class DecoderLayer(nn.Module):
         attention: AttentionMetadata,
         kv_cache: KVCache,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        if residual is None:
-            x, residual = self.input_layernorm.alone(x), x
-        else:
-            x, residual = self.input_layernorm(x, residual)
+        x, residual = self.input_layernorm(x, residual)
         x = self.self_attn(x, positions, cos_sin, attention, kv_cache)
         x, residual = self.post_attention_layernorm(x, residual)
         return self.mlp(x), residual
