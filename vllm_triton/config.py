@@ -11,7 +11,11 @@ DTYPES = ("auto", "float32", "float16", "bfloat16")
 KV_CACHE_DTYPES = ("auto", "fp8_e4m3")
 KV_CACHE_DTYPE_ALIASES = {"fp8": "fp8_e4m3"}
 LOAD_FORMATS = ("auto", "dummy")
-QUANTIZATIONS = ("auto", "none", "gguf")
+# Of a checkpoint; of a GGUF file; and of weights of full precision, when they are loaded ("fp8": if they are).
+QUANTIZATIONS = (
+    *("auto", "none", "gguf", "awq", "gptq", "compressed-tensors", "fp8"),
+    *("fp8_per_tensor", "fp8_per_channel", "fp8_block", "int8_per_channel"),
+)
 COMPILE_BACKENDS = ("eager", "inductor")
 CUDAGRAPH_MODES = tuple(mode.value for mode in CudagraphMode)
 SCHEDULING_POLICIES = ("fcfs", "priority")
@@ -27,8 +31,14 @@ class EngineConfig:
         dtype: of weights, activations and KV cache; "auto" takes the checkpoint's, or the platform's default.
         kv_cache_dtype: of keys and values in the cache: "auto" for dtype, or "fp8" ("fp8_e4m3"), which takes half the
             memory of bfloat16 and keeps 3 bits behind the point.
-        quantization: "auto" keeps a GGUF file's weights packed where a kernel multiplies by them, "gguf" always does,
-            "none" dequantises them at load. What has no packed form is dequantised in any case.
+        quantization: "auto" takes weights as the checkpoint has them: quantized as its config.json says, or packed as
+            in a GGUF file where a kernel multiplies by them; "gguf" keeps the latter always, "none" dequantises them at
+            load. What has no packed form is dequantised in any case. "fp8_per_tensor", "fp8_per_channel", "fp8_block"
+            and "int8_per_channel" round linear layers and experts of full precision when they are loaded, and
+            activations per token (of blocks: per 128 columns of one). The name of a checkpoint's method asks for it.
+        quantization_config: of weights of full precision, layer by layer: `linear` and `moe` replace `quantization` for
+            one kind of layers, `ignore` lists layers that keep full precision, `targets` maps layers to schemes. Layers
+            are named, or matched by `re:` and a regular expression or by a glob.
         max_model_len: longest sequence in tokens, prompt and output; None takes the model's context length.
         num_kv_blocks: blocks of the KV cache, the null block included; None derives it from the memory available.
         block_size: tokens per block of the KV cache, a power of two.
@@ -60,6 +70,7 @@ class EngineConfig:
     dtype: str = "auto"
     kv_cache_dtype: str = "auto"
     quantization: str = "auto"
+    quantization_config: dict[str, Any] = field(default_factory=dict)
     max_model_len: int | None = None
     num_kv_blocks: int | None = None
     block_size: int = 16
@@ -87,6 +98,8 @@ class EngineConfig:
         self.kv_cache_dtype = KV_CACHE_DTYPE_ALIASES.get(self.kv_cache_dtype, self.kv_cache_dtype)
         _one_of("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
         _one_of("quantization", self.quantization, QUANTIZATIONS)
+        if not isinstance(self.quantization_config, dict):
+            raise ConfigError(f"quantization_config must be an object with fields, got {self.quantization_config!r}")
         _one_of("load_format", self.load_format, LOAD_FORMATS)
         _one_of("scheduling_policy", self.scheduling_policy, SCHEDULING_POLICIES)
         _at_least("max_model_len", self.max_model_len, 2)

@@ -65,6 +65,7 @@ SETTINGS = {
     "dtype": ("bfloat16", True),
     "kv_cache_dtype": ("fp8", True),
     "quantization": ("none", False),  # of a folder; what stays packed shows in the constants
+    "quantization_config": ({"targets": {"*.o_proj": "int8_per_channel"}}, True),
     "max_model_len": (128, True),  # the table of rotary angles
     "num_kv_blocks": (12, False),
     "block_size": (32, True),

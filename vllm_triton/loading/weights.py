@@ -8,6 +8,7 @@ import torch
 from vllm_triton.errors import ModelError
 from vllm_triton.loading.checkpoint import StoredTensor
 from vllm_triton.models.layers import Slot
+from vllm_triton.models.packed_weight import PackedSlot
 
 # Small enough that activations of any depth stay finite in float16.
 DUMMY_STD = 0.02
@@ -20,8 +21,9 @@ class LoadableModel(Protocol):
 
 
 def packed_names(model: LoadableModel) -> set[str]:
-    """Tensors that the model takes as they are stored."""
-    return {name for name, slot in model.weight_slots() if not isinstance(slot, torch.Tensor)}
+    """Tensors of a GGUF file that the model takes as they are stored."""
+    slots = model.weight_slots()
+    return {name for name, slot in slots if isinstance(slot, PackedSlot) and slot.stored.dtypes == (torch.uint8,)}
 
 
 def load_weights(model: LoadableModel, tensors: Iterable[tuple[str, StoredTensor]], source: str) -> None:
@@ -41,9 +43,13 @@ def load_weights(model: LoadableModel, tensors: Iterable[tuple[str, StoredTensor
             )
         if name not in empty:
             raise ModelError(f"{source}: tensor {name} occurs twice")
-        if tensor.shape != slot.shape:
-            raise ModelError(f"{source}: tensor {name} must have shape {list(slot.shape)}, got {list(tensor.shape)}")
-        slot.copy_(tensor)  # type: ignore[arg-type]  # packed ones to packed ones, see packed_names
+        shapes = (slot.shape,) if isinstance(slot, torch.Tensor) else slot.stored.shapes
+        if tensor.shape not in shapes:
+            raise ModelError(f"{source}: tensor {name} must have shape {list(shapes[0])}, got {list(tensor.shape)}")
+        try:
+            slot.copy_(tensor)  # type: ignore[arg-type]  # packed ones to packed ones, see packed_names
+        except ModelError as error:
+            raise ModelError(f"{source}: tensor {name} {error}") from None
         del empty[name]
     if empty:
         names = ", ".join(list(empty)[:5]) + (f" and {len(empty) - 5} more" if len(empty) > 5 else "")
@@ -51,9 +57,9 @@ def load_weights(model: LoadableModel, tensors: Iterable[tuple[str, StoredTensor
 
 
 def fill_dummy_weights(model: LoadableModel, seed: int) -> None:
-    """Random weights from a seed: norms around 1, everything else around 0."""
+    """Random weights from a seed: norms around 1, everything else around 0. Every slot must take full precision."""
     generator = torch.Generator().manual_seed(seed)
     for name, slot in model.weight_slots():
-        assert isinstance(slot, torch.Tensor), "a model is filled at random only if its weights are dense"
         mean = 1.0 if "norm" in name else 0.0
-        slot.copy_(torch.empty(slot.shape).normal_(mean, DUMMY_STD, generator=generator))
+        values = torch.empty(slot.shape).normal_(mean, DUMMY_STD, generator=generator)
+        slot.copy_(values)

@@ -111,9 +111,6 @@ class ModelConfig:
         """
         fields = _Fields(config, source)
         architecture = _architecture(fields)
-        if config.get("quantization_config"):
-            method = config["quantization_config"].get("quant_method", "unknown")
-            raise fields.error("quantization_config", f"{method!r} is not supported; use an unquantised checkpoint")
         is_gemma = architecture in GEMMAS
         if is_gemma and config.get("use_bidirectional_attention"):
             raise fields.error("use_bidirectional_attention", "is not supported: only causal attention is")

@@ -7,7 +7,6 @@ Shapes: T tokens of the step, E hidden.
 
 import math
 from collections.abc import Iterator
-from types import MappingProxyType
 
 import torch
 from torch import nn
@@ -16,9 +15,10 @@ from vllm_triton import ops
 from vllm_triton.models.attention_metadata import AttentionMetadata
 from vllm_triton.models.config import ModelConfig
 from vllm_triton.models.interface import KVCache
-from vllm_triton.models.layers import Packed, RMSNorm, Slot
+from vllm_triton.models.layers import RMSNorm, Slot
 from vllm_triton.models.llama import DecoderLayer, LlamaForCausalLM
 from vllm_triton.models.rope import cos_sin_table
+from vllm_triton.quantization.schemes import Schemes, dense
 
 
 class GemmaRMSNorm(RMSNorm):
@@ -33,8 +33,8 @@ class GemmaRMSNorm(RMSNorm):
 
 
 class GemmaDecoderLayer(DecoderLayer):
-    def __init__(self, config: ModelConfig, layer: int, packed: Packed):
-        super().__init__(config, layer, packed, GemmaRMSNorm)
+    def __init__(self, config: ModelConfig, layer: int, schemes: Schemes):
+        super().__init__(config, layer, schemes, GemmaRMSNorm)
         self.pre_feedforward_layernorm = GemmaRMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_feedforward_layernorm = GemmaRMSNorm(config.hidden_size, config.rms_norm_eps)
 
@@ -64,8 +64,8 @@ class GemmaForCausalLM(LlamaForCausalLM):
     layer_class = GemmaDecoderLayer
     norm_class = GemmaRMSNorm
 
-    def __init__(self, config: ModelConfig, max_positions: int, packed: Packed = MappingProxyType({})):
-        super().__init__(config, max_positions, packed)
+    def __init__(self, config: ModelConfig, max_positions: int, schemes: Schemes = dense):
+        super().__init__(config, max_positions, schemes)
         # The models were trained with the factor rounded to the dtype of the table.
         self.embedding_scale = _rounded(math.sqrt(config.hidden_size), torch.get_default_dtype())
         if config.local_rope is not None:

@@ -1,13 +1,15 @@
 """A weight that stays packed as a GGUF file has it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from vllm_triton import ops
+from vllm_triton.models.packed_weight import PackedWeight, Stored
 from vllm_triton.ops.gguf_mm.layout import FORMATS, ROWS, pack
+from vllm_triton.quantization.schemes import GgufScheme
 
 
 @dataclass(frozen=True)
@@ -26,34 +28,35 @@ class GgufRows:
         num_rows, num_bytes = self.rows.shape
         return torch.Size((num_rows, num_bytes // FORMATS[self.name].block_bytes * FORMATS[self.name].block))
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.rows.dtype
 
-class GgufWeight(nn.Module):
-    """[N, K], of one format; see DenseWeight for what it offers."""
 
-    def __init__(self, sizes: Sequence[int], in_size: int, name: str):
-        super().__init__()
-        self.sizes, self.in_size, self.name = list(sizes), in_size, name
+class GgufWeight(PackedWeight):
+    """[N, K], of one format."""
+
+    def __init__(self, sizes: Sequence[int], in_size: int, scheme: GgufScheme):
+        super().__init__(sizes, in_size, scheme)
+        self.scheme = scheme
         self.dtype = torch.get_default_dtype()  # of what it is multiplied by
         self.num_groups = -(-sum(sizes) // ROWS)
-        blocks, layout = in_size // FORMATS[name].block, FORMATS[name]
+        layout = FORMATS[scheme.name]
+        blocks = in_size // layout.block
 
         def parameter(num_columns: int, dtype: torch.dtype) -> nn.Parameter:
             return nn.Parameter(torch.empty(self.num_groups, num_columns, ROWS, dtype=dtype), requires_grad=False)
 
         self.quants = parameter(blocks * layout.words, torch.int32)
         self.scales = parameter(blocks * layout.scales, torch.int16)
-        self._arrived: dict[int, torch.Tensor] = {}
 
-    def slots(self) -> list["GgufSlot"]:
-        return [GgufSlot(self, part) for part in range(len(self.sizes))]
+    def stored(self, size: int) -> Mapping[str, Stored]:
+        return {"weight": Stored(((size, self.in_size),), (torch.uint8,))}
 
-    def fill(self, part: int, rows: torch.Tensor) -> None:
-        """Packs the weight once its last part is there: rows of two may lie interleaved."""
-        self._arrived[part] = rows
-        if len(self._arrived) == len(self.sizes):
-            parts = [self._arrived.pop(each) for each in range(len(self.sizes))]
-            for target, values in zip((self.quants, self.scales), pack(torch.cat(parts), self.name), strict=True):
-                target.copy_(values)
+    def pack(self, parts: list[dict[str, GgufRows]]) -> None:
+        rows = torch.cat([tensors["weight"].rows for tensors in parts])
+        for target, values in zip((self.quants, self.scales), pack(rows, self.scheme.name), strict=True):
+            target.copy_(values)
 
     def bias(self) -> nn.Parameter:
         return nn.Parameter(torch.zeros(ROWS * self.num_groups), requires_grad=False)
@@ -67,18 +70,3 @@ class GgufWeight(nn.Module):
         out = token_ids.new_empty(token_ids.shape[0], self.in_size, dtype=self.dtype)
         ops.gguf_embedding(out, token_ids, self.quants, self.scales)
         return out
-
-
-@dataclass(frozen=True)
-class GgufSlot:
-    """Where a part of a packed weight belongs."""
-
-    weight: GgufWeight
-    part: int
-
-    @property
-    def shape(self) -> torch.Size:
-        return torch.Size((self.weight.sizes[self.part], self.weight.in_size))
-
-    def copy_(self, source: GgufRows) -> None:
-        self.weight.fill(self.part, source.rows)

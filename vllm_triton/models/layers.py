@@ -1,6 +1,5 @@
 """The layers that decoders are built of. Shapes: T tokens of the step, E hidden, K and N sizes of a projection."""
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import cast
 
@@ -8,7 +7,14 @@ import torch
 from torch import nn
 
 from vllm_triton import ops
-from vllm_triton.models.gguf_weight import GgufSlot, GgufWeight
+from vllm_triton.errors import ModelError
+from vllm_triton.models.gguf_weight import GgufWeight
+from vllm_triton.models.packed_weight import PackedSlot
+from vllm_triton.models.scaled_weight import ScaledWeight, can_end
+from vllm_triton.ops.scaled_mm.reference import SCALE_BLOCK
+from vllm_triton.quantization.schemes import GgufScheme, ScaledScheme, Scheme
+
+Slot = torch.Tensor | PackedSlot
 
 
 def parameter(*shape: int) -> nn.Parameter:
@@ -29,9 +35,9 @@ class DenseWeight(nn.Module):
         self.sizes = list(sizes)
         self.weight = parameter(sum(sizes), in_size)
 
-    def slots(self) -> list[torch.Tensor]:
-        """Where the parts belong."""
-        return list(self.weight.split(self.sizes))
+    def slots(self) -> list[dict[str, Slot]]:
+        """Of each part, where its tensors belong, by the ends of their names."""
+        return [{"weight": part} for part in self.weight.split(self.sizes)]
 
     def bias(self) -> nn.Parameter:
         """One that fits."""
@@ -46,14 +52,18 @@ class DenseWeight(nn.Module):
         return ops.embedding(token_ids, self.weight, scale)
 
 
-Weight = DenseWeight | GgufWeight
-Slot = torch.Tensor | GgufSlot
-Packed = Mapping[str, str]  # name of a tensor in the checkpoint -> the format that it stays in
+Table = DenseWeight | GgufWeight  # one that embeds, too
+Weight = Table | ScaledWeight
 
 
-def weight_of(sizes: Sequence[int], in_size: int, packed: str | None) -> Weight:
-    """Args: packed: the format that it stays in, or None."""
-    return DenseWeight(sizes, in_size) if packed is None else GgufWeight(sizes, in_size, packed)
+def weight_of(sizes: Sequence[int], in_size: int, scheme: Scheme | None) -> Weight:
+    """Args: scheme: how it is held; None for full precision."""
+    match scheme:
+        case GgufScheme():
+            return GgufWeight(sizes, in_size, scheme)
+        case ScaledScheme():
+            return ScaledWeight(sizes, in_size, scheme)
+    return DenseWeight(sizes, in_size)
 
 
 class Linear(nn.Module):
@@ -62,13 +72,23 @@ class Linear(nn.Module):
     Args:
         in_size: K.
         sizes: N of each.
-        packed: for each the format that its weight stays in, or None; by default all are dense.
+        schemes: how each is held that the checkpoint has; by default in full precision.
+        fused: the checkpoint has all of them as one.
     """
 
-    def __init__(self, in_size: int, sizes: Sequence[int], bias: bool, packed: Sequence[str | None] = ()):
+    def __init__(
+        self,
+        in_size: int,
+        sizes: Sequence[int],
+        bias: bool,
+        schemes: Sequence[Scheme | None] = (),
+        fused: bool = False,
+    ):
         super().__init__()
-        held = itertools.groupby(zip(packed or [None] * len(sizes), sizes, strict=True), key=lambda each: each[0])
-        weights = [weight_of([size for _, size in run], in_size, name) for name, run in held]
+        parts = [sum(sizes)] if fused else list(sizes)
+        runs = _runs(schemes or [None] * len(parts), parts)
+        self.run_sizes = [list(sizes)] if fused else [sizes for _, sizes in runs]
+        weights = [weight_of(sizes, in_size, scheme) for scheme, sizes in runs]
         self.weights = nn.ModuleList(weights)
         self.biases = nn.ParameterList([weight.bias() for weight in weights] if bias else [])
 
@@ -79,11 +99,8 @@ class Linear(nn.Module):
 
     def split(self, x: torch.Tensor) -> list[torch.Tensor]:
         """One result for each projection."""
-        return [
-            part
-            for weight, out in zip(self.runs(), self._products(x), strict=True)
-            for part in out.split(weight.sizes, dim=-1)
-        ]
+        products = zip(self.run_sizes, self._products(x), strict=True)
+        return [part for sizes, out in products for part in out.split(sizes, dim=-1)]
 
     def _products(self, x: torch.Tensor) -> list[torch.Tensor]:
         biases = list(self.biases) or [None] * len(self.weights)
@@ -92,33 +109,57 @@ class Linear(nn.Module):
     def runs(self) -> list[Weight]:
         return cast(list[Weight], list(self.weights))
 
-    def slots(self) -> list[tuple[Slot, torch.Tensor | None]]:
-        """Of each projection, where weight and bias belong."""
-        weights: list[Slot] = [slot for weight in self.runs() for slot in weight.slots()]
+    def slots(self) -> list[dict[str, Slot]]:
+        """Of each projection that the checkpoint has, where its tensors belong, by the ends of their names."""
+        parts: list[dict[str, Slot]] = [dict(part) for weight in self.runs() for part in weight.slots()]
         biases = [
-            slot
+            part
             for weight, bias in zip(self.runs(), self.biases, strict=bool(self.biases))
-            for slot in bias[: sum(weight.sizes)].split(weight.sizes)
+            for part in bias[: sum(weight.sizes)].split(weight.sizes)
         ]
-        return list(zip(weights, biases or [None] * len(weights), strict=True))
-
-    def whole_slot(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Where all projections in one tensor belong, weight and bias. Only of dense ones."""
-        [weight] = self.runs()
-        assert isinstance(weight, DenseWeight), "packed projections arrive one by one"
-        return weight.weight, self.biases[0] if self.biases else None
+        for slots, bias in zip(parts, biases, strict=bool(biases)):
+            slots["bias"] = bias
+        return parts
 
 
-def linear_slots(parts: Mapping[tuple[str, ...], Linear]) -> Iterator[tuple[str, Slot]]:
-    """What a checkpoint holds of projections. Args: parts: the checkpoint's names of each one's, or one name of all."""
-    for names, linear in parts.items():
-        slots = linear.slots()
-        if len(names) < len(slots):
-            slots = [linear.whole_slot()]
-        for name, (weight, bias) in zip(names, slots, strict=True):
-            yield f"{name}.weight", weight
-            if bias is not None:
-                yield f"{name}.bias", bias
+def _runs(schemes: Sequence[Scheme | None], sizes: Sequence[int]) -> list[tuple[Scheme | None, list[int]]]:
+    """Neighbours that can be one product, and how they are held."""
+    runs: list[tuple[Scheme | None, list[int]]] = []
+    for scheme, size in zip(schemes, sizes, strict=True):
+        if runs and runs[-1][0] == scheme and can_end(scheme, sum(runs[-1][1])):
+            runs[-1][1].append(size)
+        else:
+            runs.append((scheme, [size]))
+    return runs
+
+
+def linear_slots(layers: Mapping[tuple[str, ...], Linear]) -> Iterator[tuple[str, Slot]]:
+    """What a checkpoint holds of projections. Args: layers: by the checkpoint's names of all that they have."""
+    for names, linear in layers.items():
+        for name, slots in zip(names, linear.slots(), strict=True):
+            for ending, slot in slots.items():
+                yield f"{name}.{ending}", slot
+
+
+def table_slots(name: str, table: Weight) -> Iterator[tuple[str, Slot]]:
+    """What a checkpoint holds of a weight of one part."""
+    for ending, slot in table.slots()[0].items():
+        yield f"{name}.{ending}", slot
+
+
+def held_alike(schemes: Sequence[Scheme | None], names: Sequence[str], size: int) -> Sequence[Scheme | None]:
+    """The schemes of projections to the same size that are one product, whose result is read as a whole.
+
+    Raises: ModelError where they differ, but for a GGUF file's, which are all dequantised then.
+    """
+    if len(set(schemes)) > 1:
+        if all(scheme is None or isinstance(scheme, GgufScheme) for scheme in schemes):
+            return [None] * len(schemes)
+        held = ", ".join(f"{name} as {scheme or 'full precision'}" for name, scheme in zip(names, schemes, strict=True))
+        raise ModelError(f"layers of one product must be quantized alike, got {held}")
+    if len(schemes) > 1 and not can_end(schemes[0], size):
+        raise ModelError(f"{names[0]} must have a multiple of {SCALE_BLOCK} rows for scales of blocks, got {size}")
+    return schemes
 
 
 class RMSNorm(nn.Module):

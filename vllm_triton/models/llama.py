@@ -5,7 +5,6 @@ One decoder, told apart by ModelConfig. Shapes: T tokens of the step, E hidden, 
 """
 
 from collections.abc import Iterable, Iterator
-from types import MappingProxyType
 from typing import cast
 
 import torch
@@ -15,26 +14,41 @@ from vllm_triton import ops
 from vllm_triton.models.attention_metadata import AttentionMetadata
 from vllm_triton.models.config import ModelConfig
 from vllm_triton.models.interface import KVCache
-from vllm_triton.models.layers import Linear, Packed, RMSNorm, Slot, Weight, linear_slots, weight_of
+from vllm_triton.models.layers import (
+    Linear,
+    RMSNorm,
+    Slot,
+    Table,
+    Weight,
+    held_alike,
+    linear_slots,
+    table_slots,
+    weight_of,
+)
 from vllm_triton.models.moe import SparseMoe
 from vllm_triton.models.rope import cos_sin_table
+from vllm_triton.quantization.schemes import LayerKind, Schemes, dense
 
 
 class Attention(nn.Module):
     """Args: norm: of query and key heads, where the configuration has them."""
 
-    def __init__(self, config: ModelConfig, layer: int, packed: Packed, norm: type[RMSNorm] = RMSNorm):
+    def __init__(self, config: ModelConfig, layer: int, schemes: Schemes, norm: type[RMSNorm] = RMSNorm):
         super().__init__()
         self.num_heads, self.num_kv_heads, self.head_size = config.num_heads, config.num_kv_heads, config.head_size
         self.query_size = config.num_heads * config.head_size
         self.kv_size = config.num_kv_heads * config.head_size
         self.window = config.layer_windows[layer]
         self.scale, self.softcap = config.attention_scale, config.attention_softcap
-        self.fused_projections = config.fused_projections
-        sizes = (self.query_size, self.kv_size, self.kv_size)
-        formats = [packed.get(f"model.layers.{layer}.self_attn.{part}_proj.weight") for part in "qkvo"]
-        self.qkv_proj = Linear(config.hidden_size, sizes, config.qkv_bias, formats[:3])
-        self.o_proj = Linear(self.query_size, (config.hidden_size,), config.output_bias, formats[3:])
+        sizes, fused = (self.query_size, self.kv_size, self.kv_size), config.fused_projections
+        self.qkv_names = ("qkv_proj",) if fused else ("q_proj", "k_proj", "v_proj")
+        held = {
+            name: schemes(f"model.layers.{layer}.self_attn.{name}", LayerKind.LINEAR)
+            for name in (*self.qkv_names, "o_proj")
+        }
+        qkv = [held[name] for name in self.qkv_names]
+        self.qkv_proj = Linear(config.hidden_size, sizes, config.qkv_bias, qkv, fused)
+        self.o_proj = Linear(self.query_size, (config.hidden_size,), config.output_bias, (held["o_proj"],))
         self.q_norm = norm(config.head_size, config.rms_norm_eps) if config.qk_norm else None
         self.k_norm = norm(config.head_size, config.rms_norm_eps) if config.qk_norm else None
         # Of a quantized cache. Keys and values are far smaller than the largest fp8 of 448, and 1 rounds none of them.
@@ -82,24 +96,25 @@ class Attention(nn.Module):
         return self.o_proj(out.view(num_tokens, self.query_size))
 
     def weight_slots(self) -> Iterator[tuple[str, Slot]]:
-        queries_keys_values = ("qkv",) if self.fused_projections else ("q", "k", "v")
-        names = {tuple(f"self_attn.{part}_proj" for part in queries_keys_values): self.qkv_proj}
-        yield from linear_slots(names | {("self_attn.o_proj",): self.o_proj})
+        qkv = tuple(f"self_attn.{name}" for name in self.qkv_names)
+        yield from linear_slots({qkv: self.qkv_proj, ("self_attn.o_proj",): self.o_proj})
         if self.q_norm is not None and self.k_norm is not None:
             yield "self_attn.q_norm.weight", self.q_norm.weight
             yield "self_attn.k_norm.weight", self.k_norm.weight
 
 
 class MLP(nn.Module):
-    def __init__(self, config: ModelConfig, layer: int, packed: Packed):
+    def __init__(self, config: ModelConfig, layer: int, schemes: Schemes):
         super().__init__()
-        gate, up, down = (packed.get(f"model.layers.{layer}.mlp.{part}_proj.weight") for part in ("gate", "up", "down"))
-        if gate != up:  # they are one product: its result is read as a whole
-            gate = up = None
-        self.gate_up_proj = Linear(config.hidden_size, (config.intermediate_size,) * 2, config.mlp_bias, (gate, up))
+        fused = config.fused_projections
+        self.gate_up_names = ("gate_up_proj",) if fused else ("gate_proj", "up_proj")
+        names = [f"model.layers.{layer}.mlp.{name}" for name in (*self.gate_up_names, "down_proj")]
+        *gate_up, down = (schemes(name, LayerKind.LINEAR) for name in names)
+        alike = held_alike(gate_up, names[:-1], config.intermediate_size)
+        sizes = (config.intermediate_size,) * 2
+        self.gate_up_proj = Linear(config.hidden_size, sizes, config.mlp_bias, alike, fused)
         self.down_proj = Linear(config.intermediate_size, (config.hidden_size,), config.mlp_bias, (down,))
         self.activation = config.activation
-        self.fused_projections = config.fused_projections
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         gate_up = self.gate_up_proj(x)
@@ -108,20 +123,21 @@ class MLP(nn.Module):
         return self.down_proj(ops.gelu_and_mul(gate_up, self.activation == "gelu_pytorch_tanh"))
 
     def weight_slots(self) -> Iterator[tuple[str, Slot]]:
-        gate_up = ("gate_up",) if self.fused_projections else ("gate", "up")
-        names = {tuple(f"mlp.{part}_proj" for part in gate_up): self.gate_up_proj, ("mlp.down_proj",): self.down_proj}
-        yield from linear_slots(names)
+        gate_up = tuple(f"mlp.{name}" for name in self.gate_up_names)
+        yield from linear_slots({gate_up: self.gate_up_proj, ("mlp.down_proj",): self.down_proj})
 
 
 class DecoderLayer(nn.Module):
-    def __init__(self, config: ModelConfig, layer: int, packed: Packed, norm: type[RMSNorm] = RMSNorm):
+    def __init__(self, config: ModelConfig, layer: int, schemes: Schemes, norm: type[RMSNorm] = RMSNorm):
         super().__init__()
         self.input_layernorm = norm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = Attention(config, layer, packed, norm)
+        self.self_attn = Attention(config, layer, schemes, norm)
         self.post_attention_layernorm = norm(config.hidden_size, config.rms_norm_eps)
         moe = config.moe
         is_sparse = moe is not None and moe.sparse_layers[layer]
-        self.mlp = SparseMoe(config, moe) if moe is not None and is_sparse else MLP(config, layer, packed)
+        self.mlp = (
+            SparseMoe(config, moe, layer, schemes) if moe is not None and is_sparse else MLP(config, layer, schemes)
+        )
 
     def forward(
         self,
@@ -147,24 +163,24 @@ class DecoderLayer(nn.Module):
 class LlamaForCausalLM(nn.Module):
     """Args:
     max_positions: rows of the table of rotary angles, the longest sequence in tokens.
-    packed: weights that stay packed; those that are left out are dense, but gate and up are held alike.
+    schemes: how each layer's weight is held.
     """
 
     layer_class: type[DecoderLayer] = DecoderLayer
     norm_class: type[RMSNorm] = RMSNorm
 
-    def __init__(self, config: ModelConfig, max_positions: int, packed: Packed = MappingProxyType({})):
+    def __init__(self, config: ModelConfig, max_positions: int, schemes: Schemes = dense):
         super().__init__()
         self.config = config
 
-        def table(name: str) -> Weight:
-            return weight_of((config.vocab_size,), config.hidden_size, packed.get(name))
+        def table(name: str, kind: LayerKind) -> Weight:
+            return weight_of((config.vocab_size,), config.hidden_size, schemes(name, kind))
 
-        self.embed_tokens = table("model.embed_tokens.weight")
-        self.layers = nn.ModuleList(self.layer_class(config, layer, packed) for layer in range(config.num_layers))
+        self.embed_tokens = cast(Table, table("model.embed_tokens", LayerKind.EMBEDDING))
+        self.layers = nn.ModuleList(self.layer_class(config, layer, schemes) for layer in range(config.num_layers))
         self.norm = self.norm_class(config.hidden_size, config.rms_norm_eps)
         # A tied head has no parameter of its own: moving the module would make two of one.
-        self.untied_head = None if config.tie_word_embeddings else table("lm_head.weight")
+        self.untied_head = None if config.tie_word_embeddings else table("lm_head", LayerKind.HEAD)
         self.max_positions = max_positions
         self.register_buffer("cos_sin", torch.empty(0), persistent=False)
 
@@ -196,13 +212,13 @@ class LlamaForCausalLM(nn.Module):
 
     def weight_slots(self) -> Iterator[tuple[str, Slot]]:
         """Every tensor of a checkpoint, by its Hugging Face name, and the part of a parameter that it fills."""
-        yield from (("model.embed_tokens.weight", slot) for slot in self.embed_tokens.slots())
+        yield from table_slots("model.embed_tokens", self.embed_tokens)
         for index, layer in enumerate(cast(Iterable[DecoderLayer], self.layers)):
             for name, slot in layer.weight_slots():
                 yield f"model.layers.{index}.{name}", slot
         yield "model.norm.weight", self.norm.weight
         if self.untied_head is not None:
-            yield from (("lm_head.weight", slot) for slot in self.untied_head.slots())
+            yield from table_slots("lm_head", self.untied_head)
 
     def surplus_names(self) -> tuple[str, ...]:
         """Endings of names that checkpoints of the family may hold without need."""

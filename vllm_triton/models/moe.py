@@ -8,6 +8,7 @@ from torch import nn
 from vllm_triton import ops
 from vllm_triton.models.config import ModelConfig, MoeConfig
 from vllm_triton.models.layers import Linear, Slot, linear_slots, parameter
+from vllm_triton.quantization.schemes import LayerKind, Schemes
 
 # Architecture -> what checkpoints call the layer, and the gate, up and down projection of an expert.
 _NAMES = {
@@ -19,11 +20,13 @@ _NAMES = {
 class SparseMoe(nn.Module):
     """x [T, E] -> [T, E]."""
 
-    def __init__(self, config: ModelConfig, moe: MoeConfig):
+    def __init__(self, config: ModelConfig, moe: MoeConfig, layer: int, schemes: Schemes):
         super().__init__()
         self.names = _NAMES[config.architecture]
         self.num_choices, self.renormalize = moe.num_experts_per_token, moe.renormalize
-        self.gate = Linear(config.hidden_size, (moe.num_experts,), bias=False)
+        name = f"model.layers.{layer}.{self.names[0]}"
+        router = schemes(f"{name}.gate", LayerKind.ROUTER)
+        self.gate = Linear(config.hidden_size, (moe.num_experts,), False, (router,))
         self.w1 = parameter(moe.num_experts, 2 * moe.intermediate_size, config.hidden_size)
         self.w2 = parameter(moe.num_experts, config.hidden_size, moe.intermediate_size)
 

@@ -68,6 +68,7 @@ def cache_factors(recipe: Recipe, model: CausalLM, platform: Platform, selection
     outside = {file for file in map(_file_of, implementations) if file is not None}
     return {
         "model": repr(model.config),
+        "modules": repr(model),
         "model_code": hash_of_files(Path(models.__file__).parent, Path(__file__)),
         "inputs": repr(recipe.inputs),
         "compiler_code": hash_of_files(Path(pieces.__file__).parent),

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import logging
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -16,13 +17,16 @@ from vllm_triton.kv_cache.spec import FullAttentionSpec, max_sequence_length, nu
 from vllm_triton.loading import Checkpoint, open_checkpoint
 from vllm_triton.loading.weights import fill_dummy_weights, load_weights, packed_names
 from vllm_triton.models.config import ModelConfig, parse_dtype
-from vllm_triton.models.interface import KVCache
+from vllm_triton.models.interface import CausalLM, KVCache
+from vllm_triton.models.packed_weight import schemes_of
 from vllm_triton.models.registry import make_model
 from vllm_triton.ops import registry
 from vllm_triton.ops.contract import FLOATS
-from vllm_triton.ops.gguf_mm.layout import FORMATS
 from vllm_triton.ops.platforms import Platform, current_platform, triton_interprets, why_not_triton
 from vllm_triton.ops.registry import OPS, Capture
+from vllm_triton.quantization.choice import choose_schemes
+from vllm_triton.quantization.online import OnlineSchemes
+from vllm_triton.quantization.schemes import ScaledScheme
 from vllm_triton.runner.capture import compile_and_capture
 from vllm_triton.runner.model_runner import ModelRunner
 
@@ -66,10 +70,13 @@ def load_model(config: EngineConfig) -> LoadedModel:
     )
     choices = registry.parse_choices(envs.kernels()) | config.kernels
     explained = registry.explain(choices, situation)  # refuses a bad choice before the weights are read
-    packed = _packed_formats(config, checkpoint, {row["op"]: row["chosen"] for row in explained})
+    schemes = choose_schemes(config, checkpoint, _has_gguf_kernel({row["op"]: row["chosen"] for row in explained}))
 
     with torch.device(device), _default_dtype(dtype):
-        model = make_model(model_config, max_model_len, packed)
+        model = make_model(model_config, max_model_len, schemes)
+    if isinstance(schemes, OnlineSchemes):
+        schemes.check_used()
+    situation = dataclasses.replace(situation, weight_dtype=_weight_dtype(model))
     if config.load_format == "dummy":
         fill_dummy_weights(model, config.seed)
     else:
@@ -95,13 +102,13 @@ def load_model(config: EngineConfig) -> LoadedModel:
         max_model_len,
     )
     logger.info(
-        "loaded %s (%s, %s, weights of %.0f MB, %d of them packed) on %s in %.1f s; "
+        "loaded %s (%s, %s, weights of %.0f MB%s) on %s in %.1f s; "
         "KV cache of %d blocks (%s) holds %d tokens (%.2f GiB)",
         checkpoint.source,
         model_config.architecture,
         str(dtype).removeprefix("torch."),
         sum(parameter.nbytes for _, parameter in model.named_parameters()) / 1e6,
-        len(packed_names(model)),
+        _held(model),
         platform.name,
         loaded - start,
         num_kv_blocks,
@@ -142,17 +149,21 @@ def _dtype(config: EngineConfig, checkpoint: Checkpoint, platform: Platform) -> 
     return dtype
 
 
-def _packed_formats(config: EngineConfig, checkpoint: Checkpoint, selection: Mapping[str, str]) -> Mapping[str, str]:
-    """The weights that stay packed. Args: selection: op -> implementation."""
-    if config.quantization == "gguf" and not checkpoint.packed_formats:
-        raise ConfigError(
-            f"quantization must be auto or none for {checkpoint.source}, got gguf: it holds no weights of the types "
-            f"{', '.join(FORMATS)} of a GGUF file"
-        )
-    # Without a kernel the whole weight would be unpacked for each product.
-    has_kernel = OPS["gguf_mm"].implementations[selection["gguf_mm"]].captured_in("cpu") is not Capture.NEVER
-    is_packed = config.quantization == "gguf" or (config.quantization == "auto" and has_kernel)
-    return checkpoint.packed_formats if is_packed and config.load_format != "dummy" else {}
+def _has_gguf_kernel(selection: Mapping[str, str]) -> bool:
+    """Args: selection: op -> implementation."""
+    return OPS["gguf_mm"].implementations[selection["gguf_mm"]].captured_in("cpu") is not Capture.NEVER
+
+
+def _held(model: CausalLM) -> str:
+    """How weights are held that are not of full precision, for the log."""
+    counts = Counter(map(str, schemes_of(model)))
+    return "".join(f", {count} of {scheme}" for scheme, count in counts.items())
+
+
+def _weight_dtype(model: CausalLM) -> torch.dtype | None:
+    """Of scaled weights: the one that not every device has, if any is of it."""
+    dtypes = {scheme.weight.dtype for scheme in schemes_of(model) if isinstance(scheme, ScaledScheme)}
+    return torch.float8_e4m3fn if torch.float8_e4m3fn in dtypes else next(iter(dtypes), None)
 
 
 def _max_model_len(config: EngineConfig, model_config: ModelConfig) -> int:

@@ -1,6 +1,7 @@
 """The flags of `python -m vllm_triton.serve`, named as vLLM names them. Imports nothing heavy: --help is quick."""
 
 import argparse
+import json
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -12,6 +13,7 @@ ENGINE_FIELDS = (
     "dtype",
     "kv_cache_dtype",
     "quantization",
+    "quantization_config",
     "max_model_len",
     "num_kv_blocks",
     "block_size",
@@ -93,7 +95,15 @@ def _build_parser() -> argparse.ArgumentParser:
     model.add_argument(
         "--quantization",
         choices=QUANTIZATIONS,
-        help="whether a GGUF file's weights stay packed: auto (where there is a kernel for them), gguf, or none",
+        metavar="NAME",
+        help=f"how weights are held: {', '.join(QUANTIZATIONS)} (default: auto, as the checkpoint has them)",
+    )
+    model.add_argument(
+        "--quantization-config",
+        type=_json_object,
+        metavar="JSON",
+        help='layer by layer: {"linear": NAME, "moe": NAME, "ignore": [LAYER, ...], "targets": {LAYER: NAME}}, where '
+        "a layer is a name, re:REGEX or a glob",
     )
     model.add_argument("--load-format", help="format of the weights")
     model.add_argument("--max-model-len", type=_positive, metavar="TOKENS", help="prompt and answer together, at most")
@@ -194,3 +204,13 @@ def _kernels(text: str) -> dict[str, str]:
             raise argparse.ArgumentTypeError(f"must look like OP=IMPL,OP=IMPL with each op once, got {text!r}")
         choices[op] = implementation
     return choices
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"must be JSON ({error}), got {text!r}") from None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"must be a JSON object, got {text!r}")
+    return value
