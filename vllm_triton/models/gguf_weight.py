@@ -38,7 +38,7 @@ class GgufWeight(PackedWeight):
 
     def __init__(self, sizes: Sequence[int], in_size: int, scheme: GgufScheme):
         super().__init__(sizes, in_size, scheme)
-        self.scheme = scheme
+        self.name = scheme.name
         self.dtype = torch.get_default_dtype()  # of what it is multiplied by
         self.num_groups = -(-sum(sizes) // ROWS)
         layout = FORMATS[scheme.name]
@@ -55,7 +55,7 @@ class GgufWeight(PackedWeight):
 
     def pack(self, parts: list[dict[str, GgufRows]]) -> None:
         rows = torch.cat([tensors["weight"].rows for tensors in parts])
-        for target, values in zip((self.quants, self.scales), pack(rows, self.scheme.name), strict=True):
+        for target, values in zip((self.quants, self.scales), pack(rows, self.name), strict=True):
             target.copy_(values)
 
     def bias(self) -> nn.Parameter:

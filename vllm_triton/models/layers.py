@@ -9,12 +9,10 @@ from torch import nn
 from vllm_triton import ops
 from vllm_triton.errors import ModelError
 from vllm_triton.models.gguf_weight import GgufWeight
-from vllm_triton.models.packed_weight import PackedSlot
+from vllm_triton.models.packed_weight import Slot
 from vllm_triton.models.scaled_weight import ScaledWeight, can_end
 from vllm_triton.ops.scaled_mm.reference import SCALE_BLOCK
 from vllm_triton.quantization.schemes import GgufScheme, ScaledScheme, Scheme
-
-Slot = torch.Tensor | PackedSlot
 
 
 def parameter(*shape: int) -> nn.Parameter:

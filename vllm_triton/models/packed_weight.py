@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from vllm_triton.errors import ModelError
-from vllm_triton.quantization.schemes import Scheme
+from vllm_triton.quantization.schemes import GgufScheme, Int4Scheme, Scheme
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class PackedSlot:
     """Where a stored tensor belongs. take: keeps or converts it."""
 
     stored: Stored
-    take: Callable[[Any], None]
+    take: Callable[[Any], object]
 
     @property
     def shape(self) -> torch.Size:
@@ -39,6 +39,9 @@ class PackedSlot:
         self.take(source)
 
 
+Slot = torch.Tensor | PackedSlot
+
+
 class PackedWeight(nn.Module):
     """A weight [N, K] whose tensors are kept as they come and packed once the last is there: rows of its parts may lie
     interleaved, and a part may be of several tensors. See DenseWeight for what it offers.
@@ -49,9 +52,10 @@ class PackedWeight(nn.Module):
         scheme: how it is held.
     """
 
-    def __init__(self, sizes: Sequence[int], in_size: int, scheme: Scheme):
+    def __init__(self, sizes: Sequence[int], in_size: int, scheme: GgufScheme | Int4Scheme):
         super().__init__()
-        self.sizes, self.in_size, self.held = list(sizes), in_size, scheme
+        self.sizes, self.in_size = list(sizes), in_size
+        self.scheme: Scheme = scheme
         self._arrived: list[dict[str, Any]] = [{} for _ in self.sizes]
 
     def stored(self, size: int) -> Mapping[str, Stored]:
@@ -79,9 +83,10 @@ class PackedWeight(nn.Module):
             self.pack(parts)
 
     def extra_repr(self) -> str:
-        return str(self.held)
+        return str(self.scheme)
 
 
 def schemes_of(model: Any) -> list[Scheme]:
     """Of a model's weights that are not dense. Args: model: a torch module."""
-    return [module.held for module in model.modules() if isinstance(module, PackedWeight)]
+    found = (getattr(module, "scheme", None) for module in model.modules())
+    return [scheme for scheme in found if scheme is not None]

@@ -1,12 +1,12 @@
-"""A weight in int8 or fp8, beside activations that are rounded likewise."""
+"""Weights in int8 or fp8, beside activations that are rounded likewise: of a layer, and of experts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import nn
 
 from vllm_triton import ops
-from vllm_triton.models.packed_weight import PackedWeight, Stored
+from vllm_triton.models.packed_weight import PackedSlot, Slot, Stored
 from vllm_triton.ops.contract import FLOATS
 from vllm_triton.ops.scaled_mm.reference import SCALE_BLOCK
 from vllm_triton.ops.scaled_quant import PER_TENSOR, PER_TOKEN
@@ -22,53 +22,25 @@ def can_end(scheme: Scheme | None, num_rows: int) -> bool:
     return not has_blocks or num_rows % SCALE_BLOCK == 0
 
 
-class ScaledWeight(PackedWeight):
-    """[N, K] and its scales: of rows, also where a checkpoint has one for a whole part, or of blocks."""
+class ScaledWeight(nn.Module):
+    """[N, K] and its scales: of rows, also where a checkpoint has one for a whole part, or of blocks.
+
+    Args: as of DenseWeight.
+    """
 
     def __init__(self, sizes: Sequence[int], in_size: int, scheme: ScaledScheme):
-        super().__init__(sizes, in_size, scheme)
-        self.scheme = scheme
-        assert all(can_end(scheme, size) for size in self.sizes[:-1]), self.sizes
-        num_rows, has_blocks = sum(sizes), scheme.weight.sharing is Sharing.BLOCK
-        scale_shape = _num_blocks(num_rows, in_size) if has_blocks else (num_rows, 1)
-        self.weight = _parameter(torch.empty(num_rows, in_size, dtype=scheme.weight.dtype))
+        super().__init__()
+        assert all(can_end(scheme, size) for size in sizes[:-1]), sizes
+        self.sizes, self.scheme = list(sizes), scheme
+        scale_shape = num_scales(scheme, sum(sizes), in_size)
+        self.weight = _parameter(torch.empty(sum(sizes), in_size, dtype=scheme.weight.dtype))
         self.weight_scale = _parameter(torch.empty(scale_shape, dtype=torch.float32))
-        static = torch.empty(1, dtype=torch.float32) if scheme.activation.is_static else None
-        self.input_scale = None if static is None else _parameter(static)
+        self.input_scale = input_scale(scheme)
 
-    def stored(self, size: int) -> Mapping[str, Stored]:
-        scheme, shape = self.scheme, (size, self.in_size)
-        if scheme.scale_name is None:
-            return {"weight": Stored((shape,), FLOATS)}
-        scales: dict[Sharing, tuple[tuple[int, ...], ...]] = {
-            Sharing.TENSOR: ((1,), ()),
-            Sharing.ROW: ((size, 1), (size,)),
-            Sharing.BLOCK: (_num_blocks(*shape),),
-        }
-        stored = {
-            "weight": Stored((shape,), (scheme.weight.dtype,)),
-            scheme.scale_name: Stored(scales[scheme.weight.sharing], FLOATS),
-        }
-        return stored | ({"input_scale": Stored(((1,), ()), FLOATS)} if scheme.activation.is_static else {})
-
-    def pack(self, parts: list[dict[str, torch.Tensor]]) -> None:
-        key, first, first_scale = self.scheme.weight, 0, 0
-        for size, tensors in zip(self.sizes, parts, strict=True):
-            weight = tensors["weight"].to(self.weight.device)
-            if self.scheme.scale_name is None:
-                weight, scale = _rounded(weight, key)
-            else:
-                scale = tensors[self.scheme.scale_name].to(self.weight.device, torch.float32)
-            self.weight[first : first + size].copy_(weight)
-            num_scales = -(-size // SCALE_BLOCK) if key.sharing is Sharing.BLOCK else size
-            # One scale of a whole part is that of each of its rows.
-            scale = scale.reshape(-1, self.weight_scale.shape[1])
-            self.weight_scale[first_scale : first_scale + num_scales].copy_(scale.expand(num_scales, -1))
-            first, first_scale = first + size, first_scale + num_scales
-        if self.input_scale is not None:  # the input is one, and rounded once: with what cuts off none of the parts'
-            self.input_scale.copy_(
-                torch.stack([tensors["input_scale"].float().reshape(1) for tensors in parts]).amax(0)
-            )
+    def slots(self) -> list[dict[str, PackedSlot]]:
+        heights = [num_scales(self.scheme, size, 1)[0] for size in self.sizes]
+        parts = zip(self.weight.split(self.sizes), self.weight_scale.split(heights), strict=True)
+        return [scaled_slots(self.scheme, *part, self.input_scale) for part in parts]
 
     def bias(self) -> nn.Parameter:
         return _parameter(torch.empty(sum(self.sizes)))
@@ -78,13 +50,96 @@ class ScaledWeight(PackedWeight):
         values, scales = ops.scaled_quant(x, key.dtype, _GROUP_SIZES[key.sharing], self.input_scale)
         return ops.scaled_mm(values, self.weight, scales, self.weight_scale, x.dtype, bias)
 
+    def extra_repr(self) -> str:
+        return str(self.scheme)
+
+
+class ExpertWeight(nn.Module):
+    """One product of every expert, [X, N, K], as `fused_moe` takes it.
+
+    Args:
+        sizes: rows of an expert's parts, equal ones, which a checkpoint has apart.
+        scheme: how it is held; None for full precision, where there are no scales.
+    """
+
+    def __init__(self, num_experts: int, sizes: Sequence[int], in_size: int, scheme: ScaledScheme | None):
+        super().__init__()
+        self.sizes, self.scheme = list(sizes), scheme
+        dtype = scheme.weight.dtype if scheme else None
+        self.weight = _parameter(torch.empty(num_experts, sum(sizes), in_size, dtype=dtype))
+        self.weight_scale = self.input_scale = None
+        if scheme is not None:
+            # Blocks of a part begin at its first row.
+            height, width = num_scales(scheme, self.sizes[0], in_size)
+            scales = torch.empty(num_experts, height * len(self.sizes), width, dtype=torch.float32)
+            self.weight_scale, self.input_scale = _parameter(scales), input_scale(scheme)
+
+    def slots(self) -> list[list[dict[str, Slot]]]:
+        """Of each expert and of each of its parts, where its tensors belong, by the ends of their names."""
+        if self.scheme is None or self.weight_scale is None:
+            return [[{"weight": part} for part in weight.split(self.sizes)] for weight in self.weight]
+        scheme, static = self.scheme, self.input_scale
+        experts = zip(self.weight, self.weight_scale, strict=True)
+        return [
+            [
+                dict(scaled_slots(scheme, *part, static))
+                for part in zip(weight.split(self.sizes), scale.chunk(len(self.sizes)), strict=True)
+            ]
+            for weight, scale in experts
+        ]
+
+    def extra_repr(self) -> str:
+        return str(self.scheme)
+
+
+def input_scale(scheme: ScaledScheme) -> nn.Parameter | None:
+    """Where the scale of a layer's input belongs, if checkpoints have one: the largest, which cuts off least."""
+    return _parameter(torch.zeros(1, dtype=torch.float32)) if scheme.activation.is_static else None
+
+
+def num_scales(scheme: ScaledScheme, num_rows: int, num_columns: int) -> tuple[int, int]:
+    """Rows and columns of a weight's scales."""
+    if scheme.weight.sharing is Sharing.BLOCK:
+        return -(-num_rows // SCALE_BLOCK), -(-num_columns // SCALE_BLOCK)
+    return num_rows, 1
+
+
+def scaled_slots(
+    scheme: ScaledScheme, weight: torch.Tensor, scale: torch.Tensor, static: torch.Tensor | None
+) -> dict[str, PackedSlot]:
+    """Where a part's tensors belong, by the ends of their names.
+
+    Args: weight, scale: its rows of a weight's values and scales. static: the layer's input scale, if there is one.
+    """
+    if scheme.scale_name is None:
+
+        def take_dense(tensor: torch.Tensor) -> None:
+            values, found = _rounded(tensor.to(weight.device), scheme.weight)
+            weight.copy_(values)
+            scale.copy_(found.expand_as(scale))
+
+        return {"weight": PackedSlot(Stored((weight.shape,), FLOATS), take_dense)}
+
+    def take_scale(tensor: torch.Tensor) -> None:
+        # One of a whole part is that of each of its rows.
+        scale.copy_(tensor.reshape(-1, scale.shape[1]).expand_as(scale))
+
+    shapes = {Sharing.TENSOR: ((1,), ()), Sharing.ROW: (scale.shape, scale.shape[:1]), Sharing.BLOCK: (scale.shape,)}
+    slots = {
+        "weight": PackedSlot(Stored((weight.shape,), (scheme.weight.dtype,)), weight.copy_),
+        scheme.scale_name: PackedSlot(Stored(shapes[scheme.weight.sharing], FLOATS), take_scale),
+    }
+    if static is not None:
+
+        def take_static(tensor: torch.Tensor) -> None:
+            static.copy_(torch.maximum(static, tensor.to(static)))
+
+        slots["input_scale"] = PackedSlot(Stored(((1,), ()), FLOATS), take_static)
+    return slots
+
 
 def _parameter(values: torch.Tensor) -> nn.Parameter:
     return nn.Parameter(values, requires_grad=False)
-
-
-def _num_blocks(num_rows: int, num_columns: int) -> tuple[int, int]:
-    return -(-num_rows // SCALE_BLOCK), -(-num_columns // SCALE_BLOCK)
 
 
 def _rounded(weight: torch.Tensor, key: QuantKey) -> tuple[torch.Tensor, torch.Tensor]:
