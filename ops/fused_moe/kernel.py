@@ -1,7 +1,8 @@
 """Experts as grouped products: slots, which are choices of tokens, are sorted into blocks of one expert each.
 
-    activation[s, i] = silu(sum_e w1[p, i, e] * x[s // K, e]) * sum_e w1[p, I + i, e] * x[s // K, e]
-    result[s, e]     = topk_weights[s] * sum_i w2[p, e, i] * activation[s, i]
+    gate_up[s, n]    = sum_e w1[p, n, e] * x[s // K, e] + w1_bias[p, n]
+    activation[s, i] = silu(gate_up[s, i]) * gate_up[s, I + i], or that of gpt-oss
+    result[s, e]     = topk_weights[s] * (sum_i w2[p, e, i] * activation[s, i] + w2_bias[p, e])
 
 for each slot s whose expert lies at p, and then the sum over the slots of a token. A program holds one tile of a block:
 of the gate and of the up product at once, so that activations alone are stored. Products and sums in float32. How many
@@ -19,11 +20,13 @@ import triton
 import triton.language as tl
 
 from vllm_triton.ops.fused_moe.op import fused_moe
+from vllm_triton.ops.fused_moe.reference import SWIGLU_ALPHA
 from vllm_triton.ops.launch import CompileCase, ceil_div, launch, next_power_of_2, rows_aligned, supports_triton
 from vllm_triton.ops.moe_align_block_size.kernel import launch_moe_align_block_size
 from vllm_triton.ops.moe_sum.kernel import launch_moe_sum
 
 MINUS_LOG2_E = tl.constexpr(-1.4426950408889634)
+_SWIGLU_ALPHA = tl.constexpr(SWIGLU_ALPHA)
 
 
 @triton.jit
@@ -43,10 +46,21 @@ def _row_offsets(rows, stride, ALIGNED: tl.constexpr):
     return offsets
 
 
+@triton.jit
+def _swiglu(gate, up, LIMIT: tl.constexpr):
+    """silu_and_mul, or with a limit the activation of gpt-oss."""
+    if LIMIT == 0:
+        return gate / (1.0 + tl.exp2(gate * MINUS_LOG2_E)) * up
+    gate = tl.minimum(gate, LIMIT, propagate_nan=tl.PropagateNan.ALL)
+    up = tl.clamp(up, -LIMIT, LIMIT, propagate_nan=tl.PropagateNan.ALL)
+    return gate / (1.0 + tl.exp2(gate * (_SWIGLU_ALPHA * MINUS_LOG2_E))) * (up + 1.0)
+
+
 @triton.jit(do_not_specialize=["num_slots", "num_blocks", "x_stride_t"])
 def _gate_up_kernel(
     x_ptr,  # [T, E]
     w1_ptr,  # [X, 2 * I, E]
+    w1_bias_ptr,  # [X, 2 * I], or None
     sorted_slots_ptr,  # [Z * BLOCK_T]
     block_experts_ptr,  # [Z]
     activation_ptr,  # [T * K, I], contiguous
@@ -55,8 +69,10 @@ def _gate_up_kernel(
     x_stride_t,
     w1_stride_x,
     w1_stride_n,
+    w1_bias_stride_x,
     I,  # noqa: E741  (the glossary's name)
     E,
+    LIMIT: tl.constexpr,
     K: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -82,8 +98,11 @@ def _gate_up_kernel(
         x = tl.load(x_ptrs + start, mask=(slots < num_slots)[:, None] & inside[None, :], other=0.0)
         weight = tl.load(weight_ptrs + start, mask=(pairs < I)[None, :] & inside[:, None], other=0.0)
         total = tl.dot(x, weight, total, input_precision="ieee")
+    if w1_bias_ptr is not None:
+        bias_ptrs = w1_bias_ptr + _row_offsets(expert, w1_bias_stride_x, False) + weight_rows
+        total += tl.load(bias_ptrs, mask=pairs < I, other=0.0).to(tl.float32)[None, :]
     gate, up = tl.split(tl.reshape(total, [BLOCK_T, BLOCK_N, 2]))
-    activation = gate / (1.0 + tl.exp2(gate * MINUS_LOG2_E)) * up
+    activation = _swiglu(gate, up, LIMIT)
     columns = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     out_ptrs = activation_ptr + (slots.to(tl.int64) * I)[:, None] + columns[None, :]
     tl.store(out_ptrs, activation, mask=(slots < num_slots)[:, None] & (columns < I)[None, :])
@@ -93,6 +112,7 @@ def _gate_up_kernel(
 def _down_kernel(
     activation_ptr,  # [T * K, I], contiguous
     w2_ptr,  # [X, E, I]
+    w2_bias_ptr,  # [X, E], or None
     topk_weights_ptr,  # [T, K]
     sorted_slots_ptr,  # [Z * BLOCK_T]
     block_experts_ptr,  # [Z]
@@ -102,6 +122,7 @@ def _down_kernel(
     weights_stride_t,
     w2_stride_x,
     w2_stride_n,
+    w2_bias_stride_x,
     I,  # noqa: E741  (the glossary's name)
     E,
     K: tl.constexpr,
@@ -128,6 +149,9 @@ def _down_kernel(
         activation = tl.load(activation_ptrs + start, mask=is_slot[:, None] & inside[None, :], other=0.0)
         weight = tl.load(weight_ptrs + start, mask=(columns < E)[None, :] & inside[:, None], other=0.0)
         total = tl.dot(activation, weight, total, input_precision="ieee")
+    if w2_bias_ptr is not None:
+        bias_ptrs = w2_bias_ptr + _row_offsets(expert, w2_bias_stride_x, False) + columns
+        total += tl.load(bias_ptrs, mask=columns < E, other=0.0).to(tl.float32)[None, :]
     routing_ptrs = topk_weights_ptr + _row_offsets(slots // K, weights_stride_t, False) + slots % K
     routing = tl.load(routing_ptrs, mask=is_slot, other=0.0)
     out_ptrs = result_ptr + (slots.to(tl.int64) * E)[:, None] + columns[None, :]
@@ -190,34 +214,39 @@ def select_cpu_config(num_tokens: int, num_choices: int, num_experts: int, depth
     return FusedMoeConfig(block_t, block_n // 2, block_n, block_k, group, num_warps=1, num_stages=1)
 
 
-def _compile_cases(num_tokens: int) -> list[CompileCase]:
+def _compile_cases(num_tokens: int, limit: float = 0.0) -> list[CompileCase]:
+    """Args: limit: swiglu_limit; a model that has one has biases too."""
     config = select_config(num_tokens, 8, 128, torch.bfloat16.itemsize)
     table = {"sorted_slots_ptr": "*i32", "block_experts_ptr": "*i32"}
     names = ["num_slots", "num_blocks", "I", "E"]
     tiles = {"K": 8, "BLOCK_T": config.block_t, "BLOCK_K": config.depth, "GROUP": config.group, "ALIGNED": True}
+    w1_bias, w2_bias = ({name: "*bf16"} if limit else {} for name in ("w1_bias_ptr", "w2_bias_ptr"))
+    no_w1_bias, no_w2_bias = ({} if limit else {name: None} for name in ("w1_bias_ptr", "w2_bias_ptr"))
     return [
         CompileCase(
             _gate_up_kernel,
             {"x_ptr": "*bf16", "w1_ptr": "*bf16", "activation_ptr": "*bf16"}
+            | w1_bias
             | table
-            | dict.fromkeys([*names, "x_stride_t", "w1_stride_x", "w1_stride_n"], "i32"),
-            tiles | {"BLOCK_N": config.gate_n},
+            | dict.fromkeys([*names, "x_stride_t", "w1_stride_x", "w1_stride_n", "w1_bias_stride_x"], "i32"),
+            tiles | {"BLOCK_N": config.gate_n, "LIMIT": limit} | no_w1_bias,
             config.num_warps,
             config.num_stages,
         ),
         CompileCase(
             _down_kernel,
             {"activation_ptr": "*bf16", "w2_ptr": "*bf16", "topk_weights_ptr": "*fp32", "result_ptr": "*bf16"}
+            | w2_bias
             | table
-            | dict.fromkeys([*names, "weights_stride_t", "w2_stride_x", "w2_stride_n"], "i32"),
-            tiles | {"BLOCK_N": config.down_n},
+            | dict.fromkeys([*names, "weights_stride_t", "w2_stride_x", "w2_stride_n", "w2_bias_stride_x"], "i32"),
+            tiles | {"BLOCK_N": config.down_n} | no_w2_bias,
             config.num_warps,
             config.num_stages,
         ),
     ]
 
 
-COMPILE_CASES = [case for num_tokens in (1, 512, 8192) for case in _compile_cases(num_tokens)]
+COMPILE_CASES = [case for kind in ((1,), (512,), (8192,), (1, 7.0), (512, 7.0)) for case in _compile_cases(*kind)]
 
 
 @fused_moe.impl("triton", supports=supports_triton, compile_cases=COMPILE_CASES)
@@ -228,6 +257,9 @@ def launch_fused_moe(
     topk_weights: torch.Tensor,
     topk_ids: torch.Tensor,
     expert_map: torch.Tensor | None,
+    w1_bias: torch.Tensor | None = None,
+    w2_bias: torch.Tensor | None = None,
+    swiglu_limit: float = 0.0,
 ) -> torch.Tensor:
     num_tokens, hidden_size = x.shape
     num_choices, intermediate_size = topk_ids.shape[1], w2.shape[2]
@@ -242,12 +274,16 @@ def launch_fused_moe(
     sorted_slots, block_experts, _ = launch_moe_align_block_size(topk_ids, expert_map, num_experts, config.block_t)
     num_blocks = block_experts.shape[0]
     activation = x.new_empty(num_slots, intermediate_size)
+    w1_strides, w2_strides = (
+        (*weight.stride()[:2], 0 if bias is None else bias.stride(0)) for weight, bias in ((w1, w1_bias), (w2, w2_bias))
+    )
+    tile = (num_choices, config.block_t)
     launch(
         _gate_up_kernel,
         (num_blocks * ceil_div(intermediate_size, config.gate_n),),
-        (x, w1, sorted_slots, block_experts, activation),
-        (num_slots, num_blocks, x.stride(0), w1.stride(0), w1.stride(1), intermediate_size, hidden_size),
-        (num_choices, config.block_t, config.gate_n, config.depth, config.group, rows_aligned(x, w1)),
+        (x, w1, w1_bias, sorted_slots, block_experts, activation),
+        (num_slots, num_blocks, x.stride(0), *w1_strides, intermediate_size, hidden_size),
+        (float(swiglu_limit), *tile, config.gate_n, config.depth, config.group, rows_aligned(x, w1)),
         config.num_warps,
         config.num_stages,
     )
@@ -255,17 +291,9 @@ def launch_fused_moe(
     launch(
         _down_kernel,
         (num_blocks * ceil_div(hidden_size, config.down_n),),
-        (activation, w2, topk_weights, sorted_slots, block_experts, result),
-        (
-            num_slots,
-            num_blocks,
-            topk_weights.stride(0),
-            w2.stride(0),
-            w2.stride(1),
-            intermediate_size,
-            hidden_size,
-        ),
-        (num_choices, config.block_t, config.down_n, config.depth, config.group, rows_aligned(activation, w2)),
+        (activation, w2, w2_bias, topk_weights, sorted_slots, block_experts, result),
+        (num_slots, num_blocks, topk_weights.stride(0), *w2_strides, intermediate_size, hidden_size),
+        (*tile, config.down_n, config.depth, config.group, rows_aligned(activation, w2)),
         config.num_warps,
         config.num_stages,
     )

@@ -3,6 +3,7 @@
 import torch
 
 from vllm_triton.ops.fused_moe.op import fused_moe
+from vllm_triton.ops.fused_moe.reference import SWIGLU_ALPHA
 from vllm_triton.ops.registry import HOST_READS
 
 
@@ -14,6 +15,9 @@ def fused_moe_torch(
     topk_weights: torch.Tensor,
     topk_ids: torch.Tensor,
     expert_map: torch.Tensor | None,
+    w1_bias: torch.Tensor | None = None,
+    w2_bias: torch.Tensor | None = None,
+    swiglu_limit: float = 0.0,
 ) -> torch.Tensor:
     num_experts, num_choices = w1.shape[0], topk_ids.shape[1]
     places = topk_ids.long()
@@ -26,7 +30,16 @@ def fused_moe_torch(
         if place < 0 or len(slots) == 0:
             continue
         tokens = slots // num_choices
-        gate, up = torch.nn.functional.linear(x[tokens], w1[place]).chunk(2, dim=-1)
-        result = torch.nn.functional.linear(torch.nn.functional.silu(gate) * up, w2[place])
+        gate_up = torch.nn.functional.linear(x[tokens], w1[place], None if w1_bias is None else w1_bias[place])
+        activation = _swiglu(gate_up, swiglu_limit)
+        result = torch.nn.functional.linear(activation, w2[place], None if w2_bias is None else w2_bias[place])
         out.index_add_(0, tokens, result * topk_weights.flatten()[slots, None])
     return out.to(x.dtype)
+
+
+def _swiglu(gate_up: torch.Tensor, limit: float) -> torch.Tensor:
+    gate, up = gate_up.chunk(2, dim=-1)
+    if limit == 0:
+        return torch.nn.functional.silu(gate) * up
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return gate * torch.sigmoid(SWIGLU_ALPHA * gate) * (up + 1)

@@ -38,6 +38,28 @@ def test_without_a_map(implementation, num_tokens):
 
 
 @IMPLEMENTATIONS
+@pytest.mark.parametrize("num_tokens", [1, 40])
+@pytest.mark.parametrize("limit", [0.5, 7.0])
+def test_clamped_activation_and_biases_of_gpt_oss(implementation, num_tokens, limit):
+    x, w1, w2, weights, ids = _inputs(num_tokens)
+    biases = torch.randn(5, 32), torch.randn(5, 24)
+
+    def expected(x, w1, w2, weights, w1_bias, w2_bias):
+        out = torch.zeros_like(x)
+        for token, slots in enumerate(zip(weights.tolist(), ids.tolist(), strict=True)):
+            for weight, expert in zip(*slots, strict=True):
+                gate, up = (w1[expert] @ x[token] + w1_bias[expert]).chunk(2)
+                gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+                activation = gate / (1 + torch.exp(-1.702 * gate)) * (up + 1)
+                out[token] += weight * (w2[expert] @ activation + w2_bias[expert])
+        return out
+
+    inputs = (x, w1, w2, weights, *biases)
+    actual = fused_moe.implementations[implementation](x, w1, w2, weights, ids, None, *biases, limit)
+    assert_within_rounding(actual, expected(*(each.double() for each in inputs)), expected(*inputs))
+
+
+@IMPLEMENTATIONS
 def test_all_tokens_choose_one_expert(implementation):
     """Its blocks are as many as there can be, and weights of the others are not read."""
     x, w1, w2, weights, ids = _inputs(150, num_choices=1)
@@ -59,11 +81,12 @@ def test_tokens_whose_experts_are_all_absent_give_zero(implementation):
 
 
 @IMPLEMENTATIONS
-def test_a_token_of_nan_leaves_the_others_alone(implementation):
-    inputs = _inputs(9)
-    clean = fused_moe.implementations[implementation](*inputs, None)
+@pytest.mark.parametrize("limit", [0.0, 7.0])
+def test_a_token_of_nan_leaves_the_others_alone(implementation, limit):
+    inputs, more = _inputs(9), (None, None, None, limit)
+    clean = fused_moe.implementations[implementation](*inputs, *more)
     inputs[0][4] = float("nan")
-    spoilt = fused_moe.implementations[implementation](*inputs, None)
+    spoilt = fused_moe.implementations[implementation](*inputs, *more)
     others = [token for token in range(9) if token != 4]
     assert spoilt[4].isnan().all()
     torch.testing.assert_close(spoilt[others], clean[others])
