@@ -3,7 +3,7 @@
 import pytest
 
 from vllm_triton.errors import ModelError
-from vllm_triton.models.config import ARCHITECTURES, ModelConfig
+from vllm_triton.models.config import ARCHITECTURES, ModelConfig, MoeConfig
 from vllm_triton.models.registry import DECODERS
 from vllm_triton.models.rope import cos_sin_table
 
@@ -29,6 +29,36 @@ GEMMA3 = {
     "sliding_window": 512,
     "sliding_window_pattern": 6,
     "vocab_size": 262144,
+}
+GPT_OSS = {
+    "architectures": ["GptOssForCausalLM"],
+    "attention_bias": True,
+    "head_dim": 64,
+    "hidden_act": "silu",
+    "hidden_size": 2880,
+    "initial_context_length": 4096,
+    "intermediate_size": 2880,
+    "layer_types": ["sliding_attention", "full_attention"] * 12,
+    "max_position_embeddings": 131072,
+    "num_attention_heads": 64,
+    "num_experts_per_tok": 4,
+    "num_hidden_layers": 24,
+    "num_key_value_heads": 8,
+    "num_local_experts": 32,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "factor": 32.0,
+        "original_max_position_embeddings": 4096,
+        "rope_type": "yarn",
+        "truncate": False,
+    },
+    "rope_theta": 150000,
+    "sliding_window": 128,
+    "swiglu_limit": 7.0,
+    "tie_word_embeddings": False,
+    "vocab_size": 201088,
 }
 PHI3 = {
     "architectures": ["Phi3ForCausalLM"],
@@ -91,6 +121,17 @@ def test_phi3_as_published():
     assert config.local_rope is None
 
 
+def test_gpt_oss_as_published():
+    config = _read(GPT_OSS)
+    assert config.layer_windows == (128, 0) * 12
+    assert config.moe == MoeConfig(32, 4, 2880, True, (True,) * 24, bias=True, swiglu_limit=7.0)
+    assert (config.head_size, config.attention_scale) == (64, 1 / 8)
+    assert config.attention_sinks and config.qkv_bias and config.output_bias
+    assert (config.rope.kind, config.rope.theta, config.rope.parameters["truncate"]) == ("yarn", 150000.0, False)
+    names = ("layer_types", "head_dim", "attention_bias", "rope_theta", "sliding_window", "swiglu_limit")
+    assert _read({name: value for name, value in GPT_OSS.items() if name not in names}) == config
+
+
 def test_longrope_has_long_factors_for_an_engine_of_long_texts():
     rope = _read(PHI3).rope
     short, long = (cos_sin_table(rope, length)[:4096] for length in (4096, 4097))
@@ -116,6 +157,10 @@ def test_phi4_turns_a_part_of_each_head():
         (GEMMA3, {"attn_logit_softcapping": -50.0}, "attn_logit_softcapping must be a positive number, got -50.0"),
         (GEMMA3, {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar must be a positive number, got 0"),
         (GEMMA3, {"layer_types": ["full_attention"]}, "layer_types must name sliding_attention or full_attention per"),
+        (GPT_OSS, {"swiglu_alpha": 1.5}, "swiglu_alpha must be 1.702, got 1.5"),
+        (GPT_OSS, {"swiglu_limit": 0}, "swiglu_limit must be a positive number, got 0"),
+        (GPT_OSS, {"rope_scaling": None}, "rope_scaling is missing"),
+        (GPT_OSS, {"quantization_config": {"quant_method": "mxfp4"}}, "quantization_config 'mxfp4' is not supported"),
         (PHI3, {"hidden_act": "relu"}, "hidden_act must be one of silu, gelu, .*, got 'relu'"),
         (PHI3, {"partial_rotary_factor": 0.75}, "rope_scaling must have 36 numbers as short_factor, got 48"),
         (PHI3, {"rope_scaling": {"type": "su"}}, "rope_scaling of type longrope must have short_factor, long_factor"),

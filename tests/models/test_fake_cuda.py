@@ -34,10 +34,12 @@ def _config(family, folder):
 
 def _model_and_caches(config):
     """In bfloat16; to be called where tensors are fake."""
-    with torch.device("cuda"):
-        model = make_model(config, MAX_POSITIONS)
-    for parameter in model.parameters():
-        parameter.data = parameter.data.to(torch.bfloat16)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device("cuda"):
+            model = make_model(config, MAX_POSITIONS)
+    finally:
+        torch.set_default_dtype(torch.float32)
     # A copy from the host is all that finish_loading does, and this build of torch cannot fake it.
     for name in dict(model.named_buffers()):
         setattr(model, name, torch.empty(MAX_POSITIONS, config.rope.rotary_size, device="cuda"))

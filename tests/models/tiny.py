@@ -45,6 +45,9 @@ _LONGROPE = {
     "long_factor": [1.2, 1.9, 3.0, 5.0, 8.0, 11.0],
 }
 _LONGROPE_LENGTH = {"original_max_position_embeddings": 64}
+# No whole number of dimensions bounds the frequencies that are blended.
+_GPT_OSS_ROPE = _YARN_ROPE | {"rope_theta": 150000.0, "truncate": False, "beta_fast": 32.0, "beta_slow": 1.0}
+_GPT_OSS = {"head_dim": 16, "sliding_window": 9, "num_local_experts": 5, "num_experts_per_tok": 2}
 _QWEN3_MOE = {"head_dim": 20, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 36}
 
 # name -> (transformers' model, what differs from _COMMON)
@@ -64,6 +67,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3", {"head_dim": 20, "attention_bias": True}),
     "mixtral": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 12}),
     "qwen3-moe": ("Qwen3Moe", _QWEN3_MOE | {"norm_topk_prob": True, "mlp_only_layers": [1]}),
+    "gpt-oss": ("GptOss", _GPT_OSS | {"rope_parameters": _GPT_OSS_ROPE, "swiglu_limit": 1.5}),
     "qwen3-moe-window": ("Qwen3Moe", _QWEN3_MOE | {"use_sliding_window": True, "sliding_window": 9}),
 }
 
@@ -83,7 +87,7 @@ def make_tiny(family: str, folder: Path, seed: int = 0, max_shard_size: str = "5
             if parameter_name.endswith("norm.weight"):
                 # Gemma's are added to 1.
                 parameter.normal_(0.0 if name.startswith("Gemma") else 1.0, 0.2)
-            elif parameter_name.endswith("bias"):
+            elif parameter_name.endswith(("bias", "sinks")):
                 parameter.normal_(0.0, 0.3)
         if name.startswith("Gemma") and config.tie_word_embeddings:
             # Else the head would find the token again that was scaled on the way in.

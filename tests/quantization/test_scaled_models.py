@@ -218,3 +218,23 @@ def test_blocks_do_not_fit_any_size(tmp_path):
     with pytest.raises(ModelError, match=r"model.layers.0.mlp.gate_proj must have a multiple of 128 rows .*, got 80"):
         _llm(tmp_path, quantization="fp8_block")
     _llm(tmp_path, quantization="fp8_per_tensor", load_format="dummy")
+
+
+def test_scales_of_the_kv_cache(tiny, tmp_path):
+    model = tiny("qwen3")
+    _round_layers(model, "int8_per_channel")
+    _write_quantized(model, "int8_per_channel", tmp_path)
+    plain = prompt_logits(_llm(tmp_path), PROMPT)
+    for layer in range(2):
+        for name, scale in (("k_scale", torch.tensor(0.25 + layer)), ("v_scale", torch.tensor([0.5 + layer]))):
+            _spoil(tmp_path, f"model.layers.{layer}.self_attn.{name}", scale)
+    config = json.loads((tmp_path / "config.json").read_text())
+    cached = ARGS | {"type": "float", "strategy": "tensor", "dynamic": False}
+    config["quantization_config"]["kv_cache_scheme"] = cached
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert torch.equal(prompt_logits(_llm(tmp_path), PROMPT), plain)  # a cache of full precision needs none
+    layers = _llm(tmp_path, kv_cache_dtype="fp8").core.runner.model.layers
+    assert [(layer.self_attn.k_scale.tolist(), layer.self_attn.v_scale.tolist()) for layer in layers] == [
+        ([0.25], [0.5]),
+        ([1.25], [1.5]),
+    ]

@@ -77,6 +77,7 @@ def _compressed(weights, inputs=None, stored_format="pack-quantized", **more):
 
 DYNAMIC = {"dynamic": True}
 ASYMMETRIC = {"dynamic": True, "symmetric": False}
+KV = _args("float", 8, "tensor", group_size=None)
 INT4 = _args("int", 4, "group", group_size=128, actorder=None, observer="minmax")
 
 
@@ -159,7 +160,8 @@ def _without(config, name):
         (_compressed(INT4, {"num_bits": 8}), "group_0: field input_activations must be null"),
         (_compressed(_args("int", 8, "channel")), "group_0: field input_activations must be set for weights of 8 bits"),
         (_compressed(_args("float", 4, "group")), "group_0.weights: field num_bits must be 8 for type float, got 4"),
-        (_compressed(INT4, kv_cache_scheme={"num_bits": 8}), "field kv_cache_scheme is not supported"),
+        (_compressed(INT4, kv_cache_scheme=KV | {"dynamic": True}), "kv_cache_scheme: field dynamic must be False"),
+        (_compressed(INT4, kv_cache_scheme=KV | {"type": "int"}), "kv_cache_scheme: field type must be 'float', got"),
         (_compressed(INT4, sparsity_config={"format": "sparse-24"}), "sparsity_config: field format must be 'dense'"),
         (_compressed(INT4, transform_config={"R1": {}}), "field transform_config is not supported"),
         (

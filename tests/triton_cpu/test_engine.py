@@ -12,7 +12,7 @@ from vllm_triton.ops.registry import OPS
 NEW_TOKENS = 12
 
 
-@pytest.mark.parametrize("family", ["llama3", "mistral", "qwen3", "mixtral", "qwen3-moe"])
+@pytest.mark.parametrize("family", ["llama3", "mistral", "qwen3", "mixtral", "qwen3-moe", "gpt-oss"])
 def test_greedy_tokens_equal_transformers(family, tmp_path):
     model = make_tiny(family, tmp_path)
     draw = random.Random(0)

@@ -1,16 +1,18 @@
 """ModelConfig: what a checkpoint's config.json says about a decoder, in one form for all families."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from vllm_triton.errors import ModelError
+from vllm_triton.ops.fused_moe.reference import SWIGLU_ALPHA
 
 # SmolLM2 is LlamaForCausalLM, Phi-4 is Phi3ForCausalLM; models/registry.py has the decoder of each.
 ARCHITECTURES = (
     "Gemma2ForCausalLM",
     "Gemma3ForCausalLM",
+    "GptOssForCausalLM",
     "LlamaForCausalLM",
     "MistralForCausalLM",
     "MixtralForCausalLM",
@@ -20,6 +22,7 @@ ARCHITECTURES = (
     "Qwen3MoeForCausalLM",
 )
 GEMMAS = ("Gemma2ForCausalLM", "Gemma3ForCausalLM")
+GPT_OSS = "GptOssForCausalLM"
 # Of the feed-forward layer's gate; gelu_pytorch_tanh is the approximate form.
 ACTIVATIONS = ("silu", "gelu", "gelu_pytorch_tanh")
 ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
@@ -52,6 +55,8 @@ class MoeConfig:
         intermediate_size: of each expert.
         renormalize: a token's routing weights sum to 1.
         sparse_layers: per layer, whether it has experts.
+        bias: of the router and of the experts' projections.
+        swiglu_limit: bound on gate and up of gpt-oss's activation; 0 for silu.
     """
 
     num_experts: int
@@ -59,6 +64,8 @@ class MoeConfig:
     intermediate_size: int
     renormalize: bool
     sparse_layers: tuple[bool, ...]
+    bias: bool = False
+    swiglu_limit: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -69,11 +76,13 @@ class ModelConfig:
     activation: one of ACTIVATIONS.
     layer_windows: per layer, how many of the last positions a query sees, itself included; 0 for all.
     attention_scale: factor on the scores.
+    attention_sinks: each head has a score for one more key, whose value is zero.
     attention_softcap, final_softcap: bounds on the scores and on the logits; 0 for none.
     local_rope: of layers that have a window; None where it is that of the others.
     moe: None where no layer has experts.
     eos_token_ids: ids that end a sequence.
     quantized_kv_cache: keys and values are cached with a scale; no checkpoint says so, but the engine's settings.
+    stored_kv_scales: the checkpoint holds these scales, whether they are needed or not.
     """
 
     architecture: str
@@ -95,6 +104,7 @@ class ModelConfig:
     activation: str
     layer_windows: tuple[int, ...]
     attention_scale: float
+    attention_sinks: bool
     attention_softcap: float
     final_softcap: float
     rope: RopeConfig
@@ -102,6 +112,7 @@ class ModelConfig:
     moe: MoeConfig | None
     eos_token_ids: frozenset[int]
     quantized_kv_cache: bool = False
+    stored_kv_scales: bool = False
 
     @classmethod
     def from_hf(cls, config: dict[str, Any], generation_config: dict[str, Any], source: str) -> "ModelConfig":
@@ -111,7 +122,7 @@ class ModelConfig:
         """
         fields = _Fields(config, source)
         architecture = _architecture(fields)
-        is_gemma = architecture in GEMMAS
+        is_gemma, is_gpt_oss = architecture in GEMMAS, architecture == GPT_OSS
         if is_gemma and config.get("use_bidirectional_attention"):
             raise fields.error("use_bidirectional_attention", "is not supported: only causal attention is")
         num_heads = fields.integer("num_attention_heads")
@@ -121,10 +132,10 @@ class ModelConfig:
                 "num_key_value_heads", f"must divide num_attention_heads={num_heads}, got {num_kv_heads}"
             )
         hidden_size = fields.integer("hidden_size")
-        head_size = fields.integer("head_dim", 256 if is_gemma else hidden_size // num_heads)
+        head_size = fields.integer("head_dim", 256 if is_gemma else 64 if is_gpt_oss else hidden_size // num_heads)
         num_layers = fields.integer("num_hidden_layers")
         max_position = fields.integer("max_position_embeddings")
-        attention_bias = bool(config.get("attention_bias", False))
+        attention_bias = bool(config.get("attention_bias", is_gpt_oss))
         vocab_size = fields.integer("vocab_size")
         rope, local_rope = _ropes(fields, architecture, head_size, max_position)
         return cls(
@@ -147,6 +158,7 @@ class ModelConfig:
             activation=_activation(fields, is_gemma),
             layer_windows=_layer_windows(fields, architecture, num_layers, max_position),
             attention_scale=(fields.number("query_pre_attn_scalar", 256) if is_gemma else head_size) ** -0.5,
+            attention_sinks=is_gpt_oss,
             attention_softcap=_softcap(fields, "attn_logit_softcapping", architecture, 50.0),
             final_softcap=_softcap(fields, "final_logit_softcapping", architecture, 30.0),
             rope=rope,
@@ -212,10 +224,10 @@ def _layer_windows(fields: _Fields, architecture: str, num_layers: int, max_posi
     # A Mistral or Gemma without the field has the family's window of 4096; a Mistral's null means none.
     window = config.get("sliding_window", 4096 if architecture == "MistralForCausalLM" else None)
     kinds = config.get("layer_types")
-    if architecture in GEMMAS:
-        window = fields.integer("sliding_window", 4096)
+    if architecture in (*GEMMAS, GPT_OSS):
+        window = fields.integer("sliding_window", 128 if architecture == GPT_OSS else 4096)
         # Older files give the distance between layers that see everything.
-        every = 2 if architecture == "Gemma2ForCausalLM" else fields.integer("sliding_window_pattern", 6)
+        every = fields.integer("sliding_window_pattern", 6) if architecture == "Gemma3ForCausalLM" else 2
         if kinds is None:
             is_full = [(layer + 1) % every == 0 for layer in range(num_layers)]
             kinds = ["full_attention" if full else "sliding_attention" for full in is_full]
@@ -237,7 +249,7 @@ def _layer_windows(fields: _Fields, architecture: str, num_layers: int, max_posi
 
 
 def _moe(fields: _Fields, architecture: str, num_layers: int) -> MoeConfig | None:
-    if architecture not in ("MixtralForCausalLM", "Qwen3MoeForCausalLM"):
+    if architecture not in (GPT_OSS, "MixtralForCausalLM", "Qwen3MoeForCausalLM"):
         return None
     config = fields.config
     if (activation := _activation(fields, is_gemma=False)) != "silu":
@@ -247,14 +259,21 @@ def _moe(fields: _Fields, architecture: str, num_layers: int) -> MoeConfig | Non
     num_experts, per_token = fields.integer(count_name), fields.integer("num_experts_per_tok")
     if per_token > num_experts:
         raise fields.error("num_experts_per_tok", f"must be at most {count_name}={num_experts}, got {per_token}")
-    if architecture == "MixtralForCausalLM":
-        return MoeConfig(num_experts, per_token, fields.integer("intermediate_size"), True, (True,) * num_layers)
+    if architecture != "Qwen3MoeForCausalLM":
+        moe = MoeConfig(num_experts, per_token, fields.integer("intermediate_size"), True, (True,) * num_layers)
+        return replace(moe, bias=True, swiglu_limit=_swiglu_limit(fields)) if architecture == GPT_OSS else moe
     step, dense = fields.integer("decoder_sparse_step", 1), config.get("mlp_only_layers") or []
     if not all(layer in range(num_layers) for layer in dense):
         raise fields.error("mlp_only_layers", f"must list layers from 0 to {num_layers - 1}, got {dense}")
     sparse_layers = tuple(layer not in dense and (layer + 1) % step == 0 for layer in range(num_layers))
     renormalize = bool(config.get("norm_topk_prob", False))
     return MoeConfig(num_experts, per_token, fields.integer("moe_intermediate_size"), renormalize, sparse_layers)
+
+
+def _swiglu_limit(fields: _Fields) -> float:
+    if (alpha := fields.number("swiglu_alpha", SWIGLU_ALPHA)) != SWIGLU_ALPHA:
+        raise fields.error("swiglu_alpha", f"must be {SWIGLU_ALPHA}, got {alpha}")
+    return float(fields.number("swiglu_limit", 7.0))
 
 
 def _ropes(
@@ -267,6 +286,10 @@ def _ropes(
     scaling, theta = dict(config.get("rope_scaling") or {}), config.get("rope_theta")
     if architecture == "Phi3ForCausalLM":
         parameters = _longrope_parameters(fields, scaling | parameters)
+    if architecture == GPT_OSS:  # there is none with plain angles
+        if not scaling | parameters:
+            raise fields.error("rope_scaling", "is missing")
+        theta = theta or 150000.0
     if architecture != "Gemma3ForCausalLM":
         return _rope(fields, scaling | parameters, theta or 10000.0, head_size, max_position), None
     full, local = (dict(parameters.get(kind) or {}) for kind in ("full_attention", "sliding_attention"))

@@ -11,7 +11,6 @@ from vllm_triton.errors import ModelError
 from vllm_triton.models.gguf_weight import GgufWeight
 from vllm_triton.models.packed_weight import Slot
 from vllm_triton.models.scaled_weight import ScaledWeight, can_end
-from vllm_triton.ops.scaled_mm.reference import SCALE_BLOCK
 from vllm_triton.quantization.schemes import GgufScheme, ScaledScheme, Scheme
 
 
@@ -145,19 +144,18 @@ def table_slots(name: str, table: Weight) -> Iterator[tuple[str, Slot]]:
         yield f"{name}.{ending}", slot
 
 
-def held_alike(schemes: Sequence[Scheme | None], names: Sequence[str], size: int) -> Sequence[Scheme | None]:
-    """The schemes of projections to the same size that are one product, whose result is read as a whole.
+def held_alike(schemes: Sequence[Scheme | None], names: Sequence[str]) -> Sequence[Scheme | None]:
+    """The schemes of projections that are one product, whose result is read as a whole.
 
     Raises: ModelError where they differ, but for a GGUF file's, which are all dequantised then.
     """
-    if len(set(schemes)) > 1:
-        if all(scheme is None or isinstance(scheme, GgufScheme) for scheme in schemes):
-            return [None] * len(schemes)
-        held = ", ".join(f"{name} as {scheme or 'full precision'}" for name, scheme in zip(names, schemes, strict=True))
-        raise ModelError(f"layers of one product must be quantized alike, got {held}")
-    if len(schemes) > 1 and not can_end(schemes[0], size):
-        raise ModelError(f"{names[0]} must have a multiple of {SCALE_BLOCK} rows for scales of blocks, got {size}")
-    return schemes
+    if len(set(schemes)) == 1:
+        return schemes
+    if all(scheme is None or isinstance(scheme, GgufScheme) for scheme in schemes):
+        return [None] * len(schemes)
+    other = next(number for number, scheme in enumerate(schemes) if scheme != schemes[0])
+    held = " and ".join(f"{names[number]} as {schemes[number] or 'full precision'}" for number in (0, other))
+    raise ModelError(f"layers of one product must be quantized alike, got {held}")
 
 
 class RMSNorm(nn.Module):

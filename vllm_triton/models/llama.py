@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from vllm_triton import ops
+from vllm_triton.errors import ModelError
 from vllm_triton.models.attention_metadata import AttentionMetadata
 from vllm_triton.models.config import ModelConfig
 from vllm_triton.models.interface import KVCache
@@ -26,7 +27,11 @@ from vllm_triton.models.layers import (
     weight_of,
 )
 from vllm_triton.models.moe import SparseMoe
+from vllm_triton.models.packed_weight import PackedSlot, Stored
 from vllm_triton.models.rope import cos_sin_table
+from vllm_triton.models.scaled_weight import can_end
+from vllm_triton.ops.contract import FLOATS
+from vllm_triton.ops.scaled_mm.reference import SCALE_BLOCK
 from vllm_triton.quantization.schemes import LayerKind, Schemes, dense
 
 
@@ -51,7 +56,12 @@ class Attention(nn.Module):
         self.o_proj = Linear(self.query_size, (config.hidden_size,), config.output_bias, (held["o_proj"],))
         self.q_norm = norm(config.head_size, config.rms_norm_eps) if config.qk_norm else None
         self.k_norm = norm(config.head_size, config.rms_norm_eps) if config.qk_norm else None
-        # Of a quantized cache. Keys and values are far smaller than the largest fp8 of 448, and 1 rounds none of them.
+        # In float32, as attention reads them.
+        sinks = nn.Parameter(torch.empty(config.num_heads, dtype=torch.float32), requires_grad=False)
+        self.sinks = sinks if config.attention_sinks else None
+        # Of a quantized cache. Keys and values are far smaller than the largest fp8 of 448, and 1 rounds none of them;
+        # a checkpoint may know better.
+        self.stored_kv_scales = config.stored_kv_scales
         for name in ("k_scale", "v_scale"):
             scale = torch.ones(1, dtype=torch.float32) if config.quantized_kv_cache else None
             self.register_buffer(name, scale, persistent=False)
@@ -90,7 +100,7 @@ class Attention(nn.Module):
             self.window,
             self.softcap,
             True,
-            None,
+            self.sinks,
             *scales,
         )
         return self.o_proj(out.view(num_tokens, self.query_size))
@@ -101,6 +111,12 @@ class Attention(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             yield "self_attn.q_norm.weight", self.q_norm.weight
             yield "self_attn.k_norm.weight", self.k_norm.weight
+        if self.sinks is not None:
+            yield "self_attn.sinks", self.sinks
+        for name in ("k_scale", "v_scale") if self.stored_kv_scales else ():
+            scale = getattr(self, name)
+            take = (lambda stored: None) if scale is None else scale.copy_
+            yield f"self_attn.{name}", PackedSlot(Stored(((1,), ()), FLOATS), take)
 
 
 class MLP(nn.Module):
@@ -110,10 +126,11 @@ class MLP(nn.Module):
         self.gate_up_names = ("gate_up_proj",) if fused else ("gate_proj", "up_proj")
         names = [f"model.layers.{layer}.mlp.{name}" for name in (*self.gate_up_names, "down_proj")]
         *gate_up, down = (schemes(name, LayerKind.LINEAR) for name in names)
-        alike = held_alike(gate_up, names[:-1], config.intermediate_size)
-        sizes = (config.intermediate_size,) * 2
-        self.gate_up_proj = Linear(config.hidden_size, sizes, config.mlp_bias, alike, fused)
-        self.down_proj = Linear(config.intermediate_size, (config.hidden_size,), config.mlp_bias, (down,))
+        alike, size = held_alike(gate_up, names[:-1]), config.intermediate_size
+        if not fused and not can_end(alike[0], size):
+            raise ModelError(f"{names[0]} must have a multiple of {SCALE_BLOCK} rows for scales of blocks, got {size}")
+        self.gate_up_proj = Linear(config.hidden_size, (size,) * 2, config.mlp_bias, alike, fused)
+        self.down_proj = Linear(size, (config.hidden_size,), config.mlp_bias, (down,))
         self.activation = config.activation
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -128,6 +145,8 @@ class MLP(nn.Module):
 
 
 class DecoderLayer(nn.Module):
+    moe_class: type[SparseMoe] = SparseMoe
+
     def __init__(self, config: ModelConfig, layer: int, schemes: Schemes, norm: type[RMSNorm] = RMSNorm):
         super().__init__()
         self.input_layernorm = norm(config.hidden_size, config.rms_norm_eps)
@@ -135,9 +154,10 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = norm(config.hidden_size, config.rms_norm_eps)
         moe = config.moe
         is_sparse = moe is not None and moe.sparse_layers[layer]
-        self.mlp = (
-            SparseMoe(config, moe, layer, schemes) if moe is not None and is_sparse else MLP(config, layer, schemes)
-        )
+        if moe is not None and is_sparse:
+            self.mlp: SparseMoe | MLP = self.moe_class(config, moe, layer, schemes)
+        else:
+            self.mlp = MLP(config, layer, schemes)
 
     def forward(
         self,

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 
 from vllm_triton.models.config import ModelConfig
 from vllm_triton.models.gemma import GemmaForCausalLM
+from vllm_triton.models.gpt_oss import GptOssForCausalLM
 from vllm_triton.models.interface import CausalLM
 from vllm_triton.models.llama import LlamaForCausalLM
 from vllm_triton.quantization.schemes import Schemes, dense
@@ -12,6 +13,7 @@ from vllm_triton.quantization.schemes import Schemes, dense
 DECODERS: Mapping[str, Callable[[ModelConfig, int, Schemes], CausalLM]] = {
     "Gemma2ForCausalLM": GemmaForCausalLM,
     "Gemma3ForCausalLM": GemmaForCausalLM,
+    "GptOssForCausalLM": GptOssForCausalLM,
     "LlamaForCausalLM": LlamaForCausalLM,
     "MistralForCausalLM": LlamaForCausalLM,
     "MixtralForCausalLM": LlamaForCausalLM,

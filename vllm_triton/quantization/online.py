@@ -28,6 +28,7 @@ FULL_PRECISION = "none"
 _SCHEMES: Mapping[str, ScaledScheme | None] = {FULL_PRECISION: None, **ONLINE}
 # Small, and what the rest depends on: no pattern means them by the way.
 _BY_NAME_ALONE = (LayerKind.EMBEDDING, LayerKind.ROUTER)
+_EXPERTS = ".experts"
 _KINDS = {"linear": LayerKind.LINEAR, "moe": LayerKind.EXPERTS}
 
 
@@ -65,10 +66,12 @@ class OnlineSchemes:
             for pattern in by_precedence(targets)
         }
         self._unused = dict.fromkeys((*self._ignore, *self._targets))
-        self._layers: list[str] = []
+        self._layers: dict[str, None] = {}
 
     def __call__(self, layer: str, kind: LayerKind) -> Scheme | None:
-        self._layers.append(layer)
+        if kind is LayerKind.EXPERTS:  # all of them are one layer
+            layer = layer[: layer.rindex(_EXPERTS) + len(_EXPERTS)]
+        self._layers[layer] = None
 
         def meant_by(pattern: str) -> bool:
             return pattern == layer or (kind not in _BY_NAME_ALONE and matches(pattern, layer))
@@ -88,7 +91,7 @@ class OnlineSchemes:
         if self._unused:
             raise ConfigError(
                 f"quantization_config: no layer of this model matches {', '.join(map(repr, self._unused))}; "
-                f"they are named as {', '.join(self._layers[1:8])} ..."
+                f"they are named as {', '.join(list(self._layers)[1:8])} ..."
             )
 
     @property

@@ -50,13 +50,18 @@ def stored_schemes(config: Any, source: str) -> Schemes:
     return schemes
 
 
+def has_kv_scales(config: Any) -> bool:
+    """Whether the checkpoint holds a scale of each layer's keys and of its values, for a cache in fp8."""
+    return isinstance(config, Mapping) and bool(config.get("kv_cache_scheme"))
+
+
 class _Fields:
     """A part of the configuration; errors name the field, and at the end those that nobody read."""
 
     def __init__(self, config: Any, where: str):
         if not isinstance(config, Mapping):
             raise ModelError(f"{where} must be an object with fields, got {config!r}")
-        self._config, self.where = config, where
+        self.config, self.where = config, where
         self._unread = {name for name, value in config.items() if value not in (None, {}, [])}
 
     def error(self, name: str, problem: str) -> ModelError:
@@ -67,7 +72,7 @@ class _Fields:
 
     def get(self, name: str, default: Any = None) -> Any:
         self.skip(name)
-        value = self._config.get(name)
+        value = self.config.get(name)
         return default if value is None else value
 
     def one_of(self, name: str, options: Sequence[Any], default: Any = None) -> Any:
@@ -96,7 +101,7 @@ class _Fields:
     def check_all_read(self) -> None:
         if self._unread:
             name = sorted(self._unread)[0]
-            raise self.error(name, f"is not supported, got {self._config[name]!r}")
+            raise self.error(name, f"is not supported, got {self.config[name]!r}")
 
 
 def _listed(fields: _Fields, name: str) -> list[str]:
@@ -161,6 +166,13 @@ def _compressed_tensors(fields: _Fields) -> Schemes:
     groups, ignored = fields.get("config_groups", {}), fields.names("ignore")
     sparsity = _Fields(fields.get("sparsity_config", {}), f"{fields.where}.sparsity_config")
     sparsity.one_of("format", ("dense",), "dense")
+    if has_kv_scales(fields.config):
+        cached = _Fields(fields.get("kv_cache_scheme"), f"{fields.where}.kv_cache_scheme")
+        cached.skip("group_size", "block_structure", "actorder", *_SILENT["scheme"].split())
+        for name, value in (("type", "float"), ("num_bits", 8), ("strategy", "tensor"), ("symmetric", True)):
+            cached.one_of(name, (value,))
+        cached.one_of("dynamic", (False,), False)
+        cached.check_all_read()
     if not isinstance(groups, Mapping) or not groups:
         raise fields.error("config_groups", f"must have a group at least, got {groups!r}")
     by_target: dict[str, Scheme] = {}

@@ -27,6 +27,7 @@ from vllm_triton.ops.registry import OPS, Capture
 from vllm_triton.quantization.choice import choose_schemes
 from vllm_triton.quantization.online import OnlineSchemes
 from vllm_triton.quantization.schemes import ScaledScheme
+from vllm_triton.quantization.stored import has_kv_scales
 from vllm_triton.runner.capture import compile_and_capture
 from vllm_triton.runner.model_runner import ModelRunner
 
@@ -58,7 +59,11 @@ def load_model(config: EngineConfig) -> LoadedModel:
     model_config = ModelConfig.from_hf(checkpoint.config, checkpoint.generation_config, checkpoint.source)
     dtype = _dtype(config, checkpoint, platform)
     kv_cache_dtype = _KV_CACHE_DTYPES.get(config.kv_cache_dtype, dtype)
-    model_config = dataclasses.replace(model_config, quantized_kv_cache=kv_cache_dtype != dtype)
+    model_config = dataclasses.replace(
+        model_config,
+        quantized_kv_cache=kv_cache_dtype != dtype,
+        stored_kv_scales=has_kv_scales(checkpoint.config.get("quantization_config")),
+    )
     max_model_len = _max_model_len(config, model_config)
     situation = registry.Situation(
         device=platform.device,
