@@ -12,18 +12,18 @@ return.
 Source: Gale, Narayanan, Young and Zaharia, "MegaBlocks: Efficient Sparse Training with Mixture-of-Experts".
 """
 
-import functools
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 
+from vllm_triton.ops.fused_moe.config import select_config, select_cpu_config
 from vllm_triton.ops.fused_moe.op import fused_moe
-from vllm_triton.ops.fused_moe.reference import SWIGLU_ALPHA
-from vllm_triton.ops.launch import CompileCase, ceil_div, launch, next_power_of_2, rows_aligned, supports_triton
+from vllm_triton.ops.fused_moe.product import expert_scales, product, row_offsets
+from vllm_triton.ops.fused_moe.reference import SWIGLU_ALPHA, has_blocks, scale_group
+from vllm_triton.ops.launch import WITHOUT_FP8, CompileCase, ceil_div, launch, rows_aligned, supports_weights
 from vllm_triton.ops.moe_align_block_size.kernel import launch_moe_align_block_size
 from vllm_triton.ops.moe_sum.kernel import launch_moe_sum
+from vllm_triton.ops.scaled_quant.kernel import launch_scaled_quant
 
 MINUS_LOG2_E = tl.constexpr(-1.4426950408889634)
 _SWIGLU_ALPHA = tl.constexpr(SWIGLU_ALPHA)
@@ -39,14 +39,6 @@ def _block_and_tile(program, num_blocks, num_tiles, GROUP: tl.constexpr):
 
 
 @triton.jit
-def _row_offsets(rows, stride, ALIGNED: tl.constexpr):
-    offsets = rows.to(tl.int64) * stride
-    if ALIGNED:
-        offsets = tl.multiple_of(offsets, 16)
-    return offsets
-
-
-@triton.jit
 def _swiglu(gate, up, LIMIT: tl.constexpr):
     """silu_and_mul, or with a limit the activation of gpt-oss."""
     if LIMIT == 0:
@@ -56,10 +48,12 @@ def _swiglu(gate, up, LIMIT: tl.constexpr):
     return gate / (1.0 + tl.exp2(gate * (_SWIGLU_ALPHA * MINUS_LOG2_E))) * (up + 1.0)
 
 
-@triton.jit(do_not_specialize=["num_slots", "num_blocks", "x_stride_t"])
+@triton.jit(do_not_specialize=["num_slots", "num_blocks", "x_stride_t", "x_scale_stride_t"])
 def _gate_up_kernel(
     x_ptr,  # [T, E]
+    x_scale_ptr,  # [T, Q], [1] with a stride of 0, or None
     w1_ptr,  # [X, 2 * I, E]
+    w1_scale_ptr,  # [X, 2 * I, 1], of blocks [X, 2 * ceil(I / 128), Q], or None
     w1_bias_ptr,  # [X, 2 * I], or None
     sorted_slots_ptr,  # [Z * BLOCK_T]
     block_experts_ptr,  # [Z]
@@ -67,51 +61,69 @@ def _gate_up_kernel(
     num_slots,
     num_blocks,
     x_stride_t,
+    x_scale_stride_t,
     w1_stride_x,
     w1_stride_n,
+    w1_scale_stride_x,
+    w1_scale_stride_n,
     w1_bias_stride_x,
     I,  # noqa: E741  (the glossary's name)
     E,
-    LIMIT: tl.constexpr,
     K: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GROUP: tl.constexpr,
     ALIGNED: tl.constexpr,
+    HAS_BLOCKS: tl.constexpr,
+    LIMIT: tl.constexpr,
 ):
     block, tile = _block_and_tile(tl.program_id(0), num_blocks, tl.cdiv(I, BLOCK_N), GROUP)
     expert = tl.load(block_experts_ptr + block)
     if expert < 0:
         return
     slots = tl.load(sorted_slots_ptr + block.to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T))
+    is_slot = slots < num_slots
     # Rows of the gate's and the up projection's weight by turns: one product gives both, side by side.
     pairs = tile * BLOCK_N + tl.arange(0, 2 * BLOCK_N) // 2
-    weight_rows = pairs + tl.arange(0, 2 * BLOCK_N) % 2 * I
-    lanes = tl.arange(0, BLOCK_K)
-    x_ptrs = x_ptr + _row_offsets(slots // K, x_stride_t, ALIGNED)[:, None] + lanes[None, :]
-    weight_offsets = _row_offsets(expert, w1_stride_x, ALIGNED) + _row_offsets(weight_rows, w1_stride_n, ALIGNED)
-    weight_ptrs = w1_ptr + weight_offsets[None, :] + lanes[:, None]
-    total = tl.zeros([BLOCK_T, 2 * BLOCK_N], dtype=tl.float32)
-    for start in range(0, E, BLOCK_K):
-        inside = lanes < E - start
-        x = tl.load(x_ptrs + start, mask=(slots < num_slots)[:, None] & inside[None, :], other=0.0)
-        weight = tl.load(weight_ptrs + start, mask=(pairs < I)[None, :] & inside[:, None], other=0.0)
-        total = tl.dot(x, weight, total, input_precision="ieee")
+    halves = tl.arange(0, 2 * BLOCK_N) % 2
+    weight_rows = pairs + halves * I
+    if w1_scale_ptr is not None:
+        x_scale_ptrs = x_scale_ptr + row_offsets(slots // K, x_scale_stride_t, False)
+        w1_scale_ptrs = expert_scales(
+            w1_scale_ptr, expert, halves, pairs, I, w1_scale_stride_x, w1_scale_stride_n, HAS_BLOCKS
+        )
+    else:
+        x_scale_ptrs = None
+        w1_scale_ptrs = None
+    weight_offsets = row_offsets(expert, w1_stride_x, ALIGNED) + row_offsets(weight_rows, w1_stride_n, ALIGNED)
+    total = product(
+        x_ptr + row_offsets(slots // K, x_stride_t, ALIGNED),
+        is_slot,
+        x_scale_ptrs,
+        w1_ptr + weight_offsets,
+        pairs < I,
+        w1_scale_ptrs,
+        E,
+        BLOCK_K,
+        HAS_BLOCKS,
+    )
     if w1_bias_ptr is not None:
-        bias_ptrs = w1_bias_ptr + _row_offsets(expert, w1_bias_stride_x, False) + weight_rows
+        bias_ptrs = w1_bias_ptr + row_offsets(expert, w1_bias_stride_x, False) + weight_rows
         total += tl.load(bias_ptrs, mask=pairs < I, other=0.0).to(tl.float32)[None, :]
     gate, up = tl.split(tl.reshape(total, [BLOCK_T, BLOCK_N, 2]))
     activation = _swiglu(gate, up, LIMIT)
     columns = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     out_ptrs = activation_ptr + (slots.to(tl.int64) * I)[:, None] + columns[None, :]
-    tl.store(out_ptrs, activation, mask=(slots < num_slots)[:, None] & (columns < I)[None, :])
+    tl.store(out_ptrs, activation, mask=is_slot[:, None] & (columns < I)[None, :])
 
 
-@triton.jit(do_not_specialize=["num_slots", "num_blocks", "weights_stride_t"])
+@triton.jit(do_not_specialize=["num_slots", "num_blocks", "activation_scale_stride", "weights_stride_t"])
 def _down_kernel(
     activation_ptr,  # [T * K, I], contiguous
+    activation_scale_ptr,  # [T * K, Q], [1] with a stride of 0, or None
     w2_ptr,  # [X, E, I]
+    w2_scale_ptr,  # [X, E, 1], of blocks [X, ceil(E / 128), Q], or None
     w2_bias_ptr,  # [X, E], or None
     topk_weights_ptr,  # [T, K]
     sorted_slots_ptr,  # [Z * BLOCK_T]
@@ -119,9 +131,12 @@ def _down_kernel(
     result_ptr,  # [T * K, E], contiguous
     num_slots,
     num_blocks,
+    activation_scale_stride,
     weights_stride_t,
     w2_stride_x,
     w2_stride_n,
+    w2_scale_stride_x,
+    w2_scale_stride_n,
     w2_bias_stride_x,
     I,  # noqa: E741  (the glossary's name)
     E,
@@ -131,6 +146,7 @@ def _down_kernel(
     BLOCK_K: tl.constexpr,
     GROUP: tl.constexpr,
     ALIGNED: tl.constexpr,
+    HAS_BLOCKS: tl.constexpr,
 ):
     block, tile = _block_and_tile(tl.program_id(0), num_blocks, tl.cdiv(E, BLOCK_N), GROUP)
     expert = tl.load(block_experts_ptr + block)
@@ -139,117 +155,81 @@ def _down_kernel(
     slots = tl.load(sorted_slots_ptr + block.to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T))
     is_slot = slots < num_slots
     columns = tile * BLOCK_N + tl.arange(0, BLOCK_N)
-    lanes = tl.arange(0, BLOCK_K)
-    activation_ptrs = activation_ptr + _row_offsets(slots, I, ALIGNED)[:, None] + lanes[None, :]
-    weight_offsets = _row_offsets(expert, w2_stride_x, ALIGNED) + _row_offsets(columns, w2_stride_n, ALIGNED)
-    weight_ptrs = w2_ptr + weight_offsets[None, :] + lanes[:, None]
-    total = tl.zeros([BLOCK_T, BLOCK_N], dtype=tl.float32)
-    for start in range(0, I, BLOCK_K):
-        inside = lanes < I - start
-        activation = tl.load(activation_ptrs + start, mask=is_slot[:, None] & inside[None, :], other=0.0)
-        weight = tl.load(weight_ptrs + start, mask=(columns < E)[None, :] & inside[:, None], other=0.0)
-        total = tl.dot(activation, weight, total, input_precision="ieee")
+    if w2_scale_ptr is not None:
+        activation_scale_ptrs = activation_scale_ptr + row_offsets(slots, activation_scale_stride, False)
+        w2_scale_ptrs = expert_scales(
+            w2_scale_ptr, expert, 0, columns, E, w2_scale_stride_x, w2_scale_stride_n, HAS_BLOCKS
+        )
+    else:
+        activation_scale_ptrs = None
+        w2_scale_ptrs = None
+    weight_offsets = row_offsets(expert, w2_stride_x, ALIGNED) + row_offsets(columns, w2_stride_n, ALIGNED)
+    total = product(
+        activation_ptr + row_offsets(slots, I, ALIGNED),
+        is_slot,
+        activation_scale_ptrs,
+        w2_ptr + weight_offsets,
+        columns < E,
+        w2_scale_ptrs,
+        I,
+        BLOCK_K,
+        HAS_BLOCKS,
+    )
     if w2_bias_ptr is not None:
-        bias_ptrs = w2_bias_ptr + _row_offsets(expert, w2_bias_stride_x, False) + columns
+        bias_ptrs = w2_bias_ptr + row_offsets(expert, w2_bias_stride_x, False) + columns
         total += tl.load(bias_ptrs, mask=columns < E, other=0.0).to(tl.float32)[None, :]
-    routing_ptrs = topk_weights_ptr + _row_offsets(slots // K, weights_stride_t, False) + slots % K
+    routing_ptrs = topk_weights_ptr + row_offsets(slots // K, weights_stride_t, False) + slots % K
     routing = tl.load(routing_ptrs, mask=is_slot, other=0.0)
     out_ptrs = result_ptr + (slots.to(tl.int64) * E)[:, None] + columns[None, :]
     tl.store(out_ptrs, total * routing[:, None], mask=is_slot[:, None] & (columns < E)[None, :])
 
 
-@dataclass(frozen=True)
-class FusedMoeConfig:
-    """block_t: slots of a block. gate_n, down_n: columns of a tile. depth: of the tiles of both products.
-
-    group: blocks that run through the tiles together.
-    """
-
-    block_t: int
-    gate_n: int
-    down_n: int
-    depth: int
-    group: int
-    num_warps: int
-    num_stages: int
-
-
-def _slots_per_expert(num_tokens: int, num_choices: int, num_experts: int) -> int:
-    """On average, and the same for all numbers of tokens up to a power of two: kernels differ by no more than that."""
-    return next_power_of_2(num_tokens) * num_choices // num_experts
-
-
-@functools.cache
-def select_config(num_tokens: int, num_choices: int, num_experts: int, itemsize: int) -> FusedMoeConfig:
-    """Tiles whose loads in flight fit 64 KiB of shared memory, as those of `linear`; the gate and up product have two.
-
-    Args:
-        num_tokens: rows of x.
-        num_experts: that slots are sorted among.
-        itemsize: bytes of an element of x.
-    """
-    average = _slots_per_expert(num_tokens, num_choices, num_experts)
-    if average <= 16:  # tl.dot has no smaller tile
-        return FusedMoeConfig(16, 32, 64, 256 // itemsize, group=1, num_warps=4, num_stages=3)
-    if average <= 64:
-        return FusedMoeConfig(64, 64, 128, 64 // itemsize, group=2, num_warps=4, num_stages=3)
-    return FusedMoeConfig(128, 64, 128, 64 // itemsize, group=8, num_warps=8, num_stages=3)
-
-
-@functools.cache
-def select_cpu_config(num_tokens: int, num_choices: int, num_experts: int, depth: int) -> FusedMoeConfig:
-    """Tiles that read whole rows of the weights, in order.
-
-    A block costs what its rows cost, beside arranging the weight for them where it may have more than 32: then twice
-    the average leaves few experts a second block, and the tiles are wider. 2048 tokens of Qwen3-30B-A3B run at 0.96 of
-    the rate of one product as large, and 512 tokens at 0.93 of that of 128 products of 32 rows (2 cores, AMD EPYC).
-
-    Args: depth: columns of x.
-    """
-    average = _slots_per_expert(num_tokens, num_choices, num_experts)
-    block_t = min(next_power_of_2(num_tokens), 32 if average <= 24 else next_power_of_2(2 * average), 256)
-    block_n = 16 if block_t <= 4 else 64 if block_t <= 32 else 128
-    block_k = min(max(next_power_of_2(depth), 16), 4096 if block_t <= 32 else 1024)
-    group = min(next_power_of_2(average // block_t), 8)
-    return FusedMoeConfig(block_t, block_n // 2, block_n, block_k, group, num_warps=1, num_stages=1)
-
-
-def _compile_cases(num_tokens: int, limit: float = 0.0) -> list[CompileCase]:
+def _compile_cases(
+    num_tokens: int, operands: str = "*bf16", blocks: bool = False, limit: float = 0.0
+) -> list[CompileCase]:
     """Args: limit: swiglu_limit; a model that has one has biases too."""
-    config = select_config(num_tokens, 8, 128, torch.bfloat16.itemsize)
-    table = {"sorted_slots_ptr": "*i32", "block_experts_ptr": "*i32"}
-    names = ["num_slots", "num_blocks", "I", "E"]
+    is_quantized = operands != "*bf16"
+    config = select_config(num_tokens, 8, 128, 1 if is_quantized else torch.bfloat16.itemsize, blocks)
     tiles = {"K": 8, "BLOCK_T": config.block_t, "BLOCK_K": config.depth, "GROUP": config.group, "ALIGNED": True}
-    w1_bias, w2_bias = ({name: "*bf16"} if limit else {} for name in ("w1_bias_ptr", "w2_bias_ptr"))
-    no_w1_bias, no_w2_bias = ({} if limit else {name: None} for name in ("w1_bias_ptr", "w2_bias_ptr"))
-    return [
-        CompileCase(
-            _gate_up_kernel,
-            {"x_ptr": "*bf16", "w1_ptr": "*bf16", "activation_ptr": "*bf16"}
-            | w1_bias
-            | table
-            | dict.fromkeys([*names, "x_stride_t", "w1_stride_x", "w1_stride_n", "w1_bias_stride_x"], "i32"),
-            tiles | {"BLOCK_N": config.gate_n, "LIMIT": limit} | no_w1_bias,
-            config.num_warps,
-            config.num_stages,
+    tiles |= {"HAS_BLOCKS": blocks}
+    cases = []
+    for kernel, left, weight, pointers, constants in (
+        (_gate_up_kernel, "x", "w1", {"activation_ptr": "*bf16"}, {"BLOCK_N": config.gate_n, "LIMIT": limit}),
+        (
+            *(_down_kernel, "activation", "w2"),
+            *({"topk_weights_ptr": "*fp32", "result_ptr": "*bf16"}, {"BLOCK_N": config.down_n}),
         ),
-        CompileCase(
-            _down_kernel,
-            {"activation_ptr": "*bf16", "w2_ptr": "*bf16", "topk_weights_ptr": "*fp32", "result_ptr": "*bf16"}
-            | w2_bias
-            | table
-            | dict.fromkeys([*names, "weights_stride_t", "w2_stride_x", "w2_stride_n", "w2_bias_stride_x"], "i32"),
-            tiles | {"BLOCK_N": config.down_n} | no_w2_bias,
-            config.num_warps,
-            config.num_stages,
-        ),
-    ]
+    ):
+        types = pointers | {"sorted_slots_ptr": "*i32", "block_experts_ptr": "*i32"}
+        types |= {f"{left}_ptr": operands, f"{weight}_ptr": operands}
+        scales = {f"{left}_scale_ptr": "*fp32", f"{weight}_scale_ptr": "*fp32"}
+        bias = {f"{weight}_bias_ptr": "*bf16"}
+        given = (scales if is_quantized else {}) | (bias if limit else {})
+        absent = dict.fromkeys(name for name in scales | bias if name not in given)
+        numbers = [name for name in kernel.arg_names if name not in types | scales | bias | tiles | constants]
+        cases.append(
+            CompileCase(
+                kernel,
+                types | given | dict.fromkeys(numbers, "i32"),
+                tiles | constants | absent,
+                config.num_warps,
+                config.num_stages,
+                WITHOUT_FP8 if operands == "*fp8e4nv" else {},
+            )
+        )
+    return cases
 
 
-COMPILE_CASES = [case for kind in ((1,), (512,), (8192,), (1, 7.0), (512, 7.0)) for case in _compile_cases(*kind)]
+COMPILE_CASES = [
+    *(case for num_tokens in (1, 512, 8192) for case in _compile_cases(num_tokens)),
+    *(case for num_tokens in (1, 512) for case in _compile_cases(num_tokens, limit=7.0)),
+    *(case for num_tokens in (1, 512, 8192) for case in _compile_cases(num_tokens, "*i8")),
+    *(case for blocks in (False, True) for case in _compile_cases(1, "*fp8e4nv", blocks)),
+    *(case for blocks in (False, True) for case in _compile_cases(512, "*fp8e4nv", blocks)),
+]
 
 
-@fused_moe.impl("triton", supports=supports_triton, compile_cases=COMPILE_CASES)
+@fused_moe.impl("triton", supports=supports_weights, compile_cases=COMPILE_CASES)
 def launch_fused_moe(
     x: torch.Tensor,
     w1: torch.Tensor,
@@ -260,6 +240,10 @@ def launch_fused_moe(
     w1_bias: torch.Tensor | None = None,
     w2_bias: torch.Tensor | None = None,
     swiglu_limit: float = 0.0,
+    w1_scale: torch.Tensor | None = None,
+    w2_scale: torch.Tensor | None = None,
+    a1_scale: torch.Tensor | None = None,
+    a2_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     num_tokens, hidden_size = x.shape
     num_choices, intermediate_size = topk_ids.shape[1], w2.shape[2]
@@ -267,34 +251,61 @@ def launch_fused_moe(
     num_slots = num_tokens * num_choices
     if x.numel() == 0:
         return torch.empty_like(x)
+    with_blocks = [has_blocks(w1, w1_scale), has_blocks(w2, w2_scale)]
     if x.is_cpu:
-        config = select_cpu_config(num_tokens, num_choices, num_experts, hidden_size)
+        config = select_cpu_config(num_tokens, num_choices, num_experts, hidden_size, any(with_blocks))
     else:
-        config = select_config(num_tokens, num_choices, num_experts, x.element_size())
+        config = select_config(num_tokens, num_choices, num_experts, w1.element_size(), any(with_blocks))
     sorted_slots, block_experts, _ = launch_moe_align_block_size(topk_ids, expert_map, num_experts, config.block_t)
     num_blocks = block_experts.shape[0]
+    x_values, x_scale, x_scale_stride = _operand(x, w1, w1_scale, a1_scale)
     activation = x.new_empty(num_slots, intermediate_size)
-    w1_strides, w2_strides = (
-        (*weight.stride()[:2], 0 if bias is None else bias.stride(0)) for weight, bias in ((w1, w1_bias), (w2, w2_bias))
-    )
-    tile = (num_choices, config.block_t)
     launch(
         _gate_up_kernel,
         (num_blocks * ceil_div(intermediate_size, config.gate_n),),
-        (x, w1, w1_bias, sorted_slots, block_experts, activation),
-        (num_slots, num_blocks, x.stride(0), *w1_strides, intermediate_size, hidden_size),
-        (float(swiglu_limit), *tile, config.gate_n, config.depth, config.group, rows_aligned(x, w1)),
+        (x_values, x_scale, w1, w1_scale, w1_bias, sorted_slots, block_experts, activation),
+        (
+            *(num_slots, num_blocks, x_values.stride(0), x_scale_stride),
+            *(*_strides(w1, w1_scale, w1_bias), intermediate_size, hidden_size),
+        ),
+        (
+            *(num_choices, config.block_t, config.gate_n, config.depth, config.group),
+            *(rows_aligned(x_values, w1), with_blocks[0], float(swiglu_limit)),
+        ),
         config.num_warps,
         config.num_stages,
     )
+    values, scale, scale_stride = _operand(activation, w2, w2_scale, a2_scale)
     result = x.new_empty(num_tokens, num_choices, hidden_size)
     launch(
         _down_kernel,
         (num_blocks * ceil_div(hidden_size, config.down_n),),
-        (activation, w2, w2_bias, topk_weights, sorted_slots, block_experts, result),
-        (num_slots, num_blocks, topk_weights.stride(0), *w2_strides, intermediate_size, hidden_size),
-        (*tile, config.down_n, config.depth, config.group, rows_aligned(activation, w2)),
+        (values, scale, w2, w2_scale, w2_bias, topk_weights, sorted_slots, block_experts, result),
+        (
+            *(num_slots, num_blocks, scale_stride, topk_weights.stride(0)),
+            *(*_strides(w2, w2_scale, w2_bias), intermediate_size, hidden_size),
+        ),
+        (
+            *(num_choices, config.block_t, config.down_n, config.depth, config.group),
+            *(rows_aligned(values, w2), with_blocks[1]),
+        ),
         config.num_warps,
         config.num_stages,
     )
     return launch_moe_sum(result, topk_ids, expert_map)
+
+
+def _operand(
+    x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor | None, a_scale: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor | None, int]:
+    """What meets the weight, its scales, and how far apart those of its rows are."""
+    if scale is None:
+        return x, None, 0
+    values, scales = launch_scaled_quant(x, weight.dtype, scale_group(weight, scale, a_scale), a_scale)
+    return values, scales, scales.stride(0) if scales.dim() == 2 else 0
+
+
+def _strides(weight: torch.Tensor, scale: torch.Tensor | None, bias: torch.Tensor | None) -> tuple[int, ...]:
+    """Of experts and rows of the weight and of its scales, and of experts of the bias."""
+    scale_strides = (0, 0) if scale is None else scale.stride()[:2]
+    return *weight.stride()[:2], *scale_strides, 0 if bias is None else bias.stride(0)

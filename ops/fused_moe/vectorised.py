@@ -3,8 +3,10 @@
 import torch
 
 from vllm_triton.ops.fused_moe.op import fused_moe
-from vllm_triton.ops.fused_moe.reference import SWIGLU_ALPHA
+from vllm_triton.ops.fused_moe.reference import SWIGLU_ALPHA, scale_group
 from vllm_triton.ops.registry import HOST_READS
+from vllm_triton.ops.scaled_mm.vectorised import scaled_mm_torch
+from vllm_triton.ops.scaled_quant.vectorised import scaled_quant_torch
 
 
 @fused_moe.impl("torch", capture=HOST_READS)
@@ -18,6 +20,10 @@ def fused_moe_torch(
     w1_bias: torch.Tensor | None = None,
     w2_bias: torch.Tensor | None = None,
     swiglu_limit: float = 0.0,
+    w1_scale: torch.Tensor | None = None,
+    w2_scale: torch.Tensor | None = None,
+    a1_scale: torch.Tensor | None = None,
+    a2_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     num_experts, num_choices = w1.shape[0], topk_ids.shape[1]
     places = topk_ids.long()
@@ -30,15 +36,37 @@ def fused_moe_torch(
         if place < 0 or len(slots) == 0:
             continue
         tokens = slots // num_choices
-        gate_up = torch.nn.functional.linear(x[tokens], w1[place], None if w1_bias is None else w1_bias[place])
-        activation = _swiglu(gate_up, swiglu_limit)
-        result = torch.nn.functional.linear(activation, w2[place], None if w2_bias is None else w2_bias[place])
+        gate, up = _product(x[tokens], w1, place, w1_bias, w1_scale, a1_scale, num_parts=2)
+        activation = _swiglu(gate, up, swiglu_limit).to(x.dtype)
+        (result,) = _product(activation, w2, place, w2_bias, w2_scale, a2_scale, num_parts=1)
         out.index_add_(0, tokens, result * topk_weights.flatten()[slots, None])
     return out.to(x.dtype)
 
 
-def _swiglu(gate_up: torch.Tensor, limit: float) -> torch.Tensor:
-    gate, up = gate_up.chunk(2, dim=-1)
+def _product(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    place: int,
+    bias: torch.Tensor | None,
+    scale: torch.Tensor | None,
+    a_scale: torch.Tensor | None,
+    num_parts: int,
+) -> tuple[torch.Tensor, ...]:
+    """x [n, K] by the expert's weight, part by part; in float32 where the weight has scales."""
+    expert_bias = None if bias is None else bias[place]
+    if scale is None:
+        return torch.nn.functional.linear(x, weight[place], expert_bias).chunk(num_parts, dim=-1)
+    values, scales = scaled_quant_torch(x, weight.dtype, scale_group(weight, scale, a_scale), a_scale)
+    parts = zip(
+        weight[place].chunk(num_parts),
+        scale[place].chunk(num_parts),
+        [None] * num_parts if expert_bias is None else expert_bias.chunk(num_parts),
+        strict=True,
+    )
+    return tuple(scaled_mm_torch(values, part, scales, of_part, torch.float32, b) for part, of_part, b in parts)
+
+
+def _swiglu(gate: torch.Tensor, up: torch.Tensor, limit: float) -> torch.Tensor:
     if limit == 0:
         return torch.nn.functional.silu(gate) * up
     gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)

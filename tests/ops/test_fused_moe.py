@@ -1,10 +1,15 @@
 """Experts and the sum over them: without a map, with experts that nobody chose, and where memory must not be read."""
 
+import itertools
+
 import pytest
 import torch
 
-from vllm_triton.ops import fused_moe, moe_sum
-from vllm_triton.ops.fused_moe.kernel import select_config, select_cpu_config
+from vllm_triton.ops import fused_moe, moe_sum, scaled_mm, scaled_quant
+from vllm_triton.ops.errors import OpError
+from vllm_triton.ops.fused_moe.config import select_config, select_cpu_config
+from vllm_triton.ops.scaled_mm.reference import SCALE_BLOCK
+from vllm_triton.ops.testing import make_inputs
 from vllm_triton.ops.testing.tolerance import assert_within_rounding
 
 IMPLEMENTATIONS = pytest.mark.parametrize("implementation", list(fused_moe.implementations))
@@ -59,6 +64,82 @@ def test_clamped_activation_and_biases_of_gpt_oss(implementation, num_tokens, li
     assert_within_rounding(actual, expected(*(each.double() for each in inputs)), expected(*inputs))
 
 
+def _quantized_inputs(num_tokens, kind, **different):
+    """Of the op, by name. Args: kind: of QUANTIZED."""
+    dims = {"E": 300, "I": 150, "X": 3, "Y": 4, "K": 2, "biases": 3, "settled": 1} | different
+    return make_inputs(fused_moe.contract, dims | {"T": num_tokens, **kind}, torch.float32)
+
+
+QUANTIZED = {
+    "int8": {"quantized": 2},
+    "int8 static": {"quantized": 2, "static": 3},
+    "fp8": {"quantized": 1},
+    "fp8 static": {"quantized": 1, "static": 3},
+    "fp8 blocks": {"quantized": 1, "blocks": 1},
+    "int8 blocks": {"quantized": 2, "blocks": 1},
+}
+
+
+@IMPLEMENTATIONS
+@pytest.mark.parametrize("num_tokens", [1, 20])
+@pytest.mark.parametrize("kind", QUANTIZED)
+def test_quantised_experts_are_products_of_quantised_operands(implementation, num_tokens, kind):
+    """By the public ops alone: x and activations through scaled_quant, and one product for each half of w1 and w2."""
+    inputs = _quantized_inputs(num_tokens, QUANTIZED[kind])
+    actual = fused_moe.implementations[implementation](*inputs.values())
+    x, w1, w2, weights, ids, expert_map, w1_bias, w2_bias, _, *scales = inputs.values()
+    w1_scale, w2_scale, a1_scale, a2_scale = scales
+    group_size = 128 if "blocks" in kind else -1
+
+    def product(x, weight, scale, a_scale, bias):
+        quantized = scaled_quant(x, w1.dtype, group_size if a_scale is None else 0, a_scale)
+        return scaled_mm(quantized[0], weight, quantized[1], scale, torch.float32, bias)
+
+    out = torch.zeros_like(x)
+    with scaled_quant.using("reference"), scaled_mm.using("reference"):
+        for token, choice in itertools.product(range(num_tokens), range(2)):
+            place = expert_map[ids[token, choice]]
+            if place >= 0:
+                first = (each[place].chunk(2) for each in (w1, w1_scale, w1_bias))
+                gate, up = (product(x[[token]], *part[:2], a1_scale, part[2]) for part in zip(*first, strict=True))
+                activation = torch.nn.functional.silu(gate) * up
+                result = product(activation, w2[place], w2_scale[place], a2_scale, w2_bias[place])
+                out[token] += weights[token, choice] * result[0]
+    torch.testing.assert_close(actual, out, rtol=1e-5, atol=1e-5 * out.abs().max().item())
+
+
+@IMPLEMENTATIONS
+def test_an_expert_may_have_one_scale_for_all(implementation):
+    inputs = _quantized_inputs(20, QUANTIZED["fp8 static"])
+    for name in ("w1_scale", "w2_scale"):
+        inputs[name] = inputs[name][:, :1].expand_as(inputs[name])
+    run = fused_moe.implementations[implementation]
+    actual = run(*inputs.values())
+    for name in ("w1_scale", "w2_scale"):
+        inputs[name] = inputs[name].contiguous()
+    assert torch.equal(actual, run(*inputs.values()))
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "message"),
+    [
+        ("int8", {"w1_scale": None}, "w1_scale must be a tensor for weights of torch.int8, got None"),
+        ("int8", {"w2_scale": torch.ones(3, 300, 2)}, r"w2_scale must have shape \[X, 300, 1\] or, for .*\[X, 3, 2\]"),
+        ("int8", {"w1_scale": torch.ones(3, 3, 3)}, r"w1_scale must have shape \[X, 300, 1\] or, for .*\[X, 4, 3\]"),
+        ("int8", {"w2": torch.ones(3, 300, 150)}, "w2 must have the dtype of w1, torch.int8, got torch.float32"),
+        ("fp8 blocks", {"a2_scale": torch.ones(1)}, "a2_scale must be None where w2_scale is of blocks, got a tensor"),
+        (None, {"a1_scale": torch.ones(1)}, "a1_scale must be None for weights of torch.float32, got a tensor"),
+        (None, {"w1": torch.ones(3, 300, 300).half()}, "w1 must have the dtype of x, torch.float32, or a quantized"),
+    ],
+)
+def test_operands_that_do_not_go_together_are_named(kind, change, message):
+    inputs = _quantized_inputs(2, QUANTIZED[kind] if kind else {}) | change
+    if "w1" in change:
+        inputs["w2"] = inputs["w2"].to(change["w1"].dtype)
+    with pytest.raises(OpError, match=f"fused_moe: {message}"):
+        fused_moe(*inputs.values())
+
+
 @IMPLEMENTATIONS
 def test_all_tokens_choose_one_expert(implementation):
     """Its blocks are as many as there can be, and weights of the others are not read."""
@@ -99,13 +180,14 @@ def test_sum_of_all_where_no_map_says_otherwise(implementation):
 
 
 @pytest.mark.parametrize("num_tokens", [1, 16, 100, 512, 8192])
-@pytest.mark.parametrize("itemsize", [2, 4])
-def test_tiles_fit_shared_memory(num_tokens, itemsize):
-    config = select_config(num_tokens, 8, 128, itemsize)
+@pytest.mark.parametrize(("itemsize", "blocks"), [(1, False), (1, True), (2, False), (4, False)])
+def test_tiles_fit_shared_memory(num_tokens, itemsize, blocks):
+    config = select_config(num_tokens, 8, 128, itemsize, blocks)
     for columns in (2 * config.gate_n, config.down_n):
         stage = (config.block_t + columns) * config.depth * itemsize
         assert stage * config.num_stages <= 64 * 1024
     assert min(config.block_t, config.gate_n, config.down_n, config.depth) >= 16
+    assert not blocks or SCALE_BLOCK % config.depth == 0
 
 
 @pytest.mark.parametrize("num_experts, num_choices", [(128, 8), (8, 2), (4, 2), (60, 4), (6, 3)])

@@ -20,6 +20,8 @@ METHODS = {
     "fp8_per_tensor": (torch.float8_e4m3fn, (10**6, 10**6)),
     "fp8_block": (torch.float8_e4m3fn, (128, 128)),
 }
+# Of logits, by their deviation: experts in another order, or another's scales, are off by 1 and more.
+MOST_ERROR = {torch.int8: 0.1, torch.float8_e4m3fn: 0.3}
 SIZES = {"hidden_size": 160, "moe_intermediate_size": 136, "intermediate_size": 128}
 
 
@@ -57,7 +59,7 @@ def _values(weight, expert: int, num_parts: int, block: tuple[int, int]) -> list
 def test_each_expert_is_its_checkpoint_s_rounded(method, dense, tmp_path):
     dtype, block = METHODS[method]
     plain = prompt_logits(_llm(tmp_path), PROMPT)
-    llm = _llm(tmp_path, quantization=method)
+    llm = _llm(tmp_path, quantization_config={"moe": method})
     assert list(_layers(llm)) == [0, 2]
     for number, mlp in _layers(llm).items():
         assert mlp.w1.weight.dtype == mlp.w2.weight.dtype == dtype
@@ -69,7 +71,7 @@ def test_each_expert_is_its_checkpoint_s_rounded(method, dense, tmp_path):
                 step = expected.abs().max() / 254 if dtype == torch.int8 else expected.abs() / 16 + 1e-3
                 assert ((values - expected).abs() <= step * 1.001).all(), (number, expert, name)
     error = (prompt_logits(llm, PROMPT) - plain).std() / plain.std()
-    assert 1e-4 < error < 0.15
+    assert 1e-4 < error < MOST_ERROR[dtype]
 
 
 def _store(folder, dense, dtype, ignore=()):
@@ -128,5 +130,6 @@ def test_gpt_oss_is_rounded_at_load(tmp_path):
     """Its checkpoint holds all experts of a layer as one tensor, and gate and up by turns."""
     make_tiny("gpt-oss", tmp_path)
     plain = prompt_logits(_llm(tmp_path), PROMPT)
-    error = (prompt_logits(_llm(tmp_path, quantization="int8_per_channel"), PROMPT) - plain).std() / plain.std()
-    assert 1e-4 < error < 0.15
+    llm = _llm(tmp_path, quantization_config={"moe": "int8_per_channel"})
+    error = (prompt_logits(llm, PROMPT) - plain).std() / plain.std()
+    assert 1e-4 < error < MOST_ERROR[torch.int8]
