@@ -1,56 +1,88 @@
-"""The layout of 4-bit weights: 16 rows interleaved, words of 8 values, scales and minima apart."""
+"""The layout of 4-bit weights: 16 rows interleaved, words of 8 values, scales and zeros apart.
+
+A group of inputs shares a scale and a zero for each row; groups are equally long and hold whole blocks of 32 inputs.
+"""
 
 import torch
 
-BLOCK = 32  # values of a row that share a scale and a minimum
+BLOCK = 32  # inputs; a group holds whole ones
 ROWS = 16  # rows that lie interleaved
 PER_WORD = 8  # values of one int32
+MIDDLE = 8  # the zero of a weight that has none of its own
+LARGEST_ZERO = 16
+_ROWS_AT_A_TIME = 1024  # unpacked values take several times what they take packed
 
 
 def pack(
-    quants: torch.Tensor, scales: torch.Tensor, minima: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    quants: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """The operands of `w4a16_mm`; rows of zeros fill up the last group of 16.
 
     Args:
         quants: [N, K] of integers from 0 to 15; K a multiple of 32.
-        scales, minima: [N, K/32].
-    Returns: quants [J, K/8, 16] int32, scales and minima [J, K/32, 16] fp16, where J = ceil(N/16).
-    Raises: ValueError, for sizes that do not fit and for values outside 0 to 15.
+        scales: [N, S], where S divides K/32, in the dtype that they are to have.
+        zeros: [N, S] of integers from 0 to 16, or None, which stands for 8.
+    Returns: quants [J, K/8, 16] int32, scales and zeros [J, S, 16], dtype of the scales, where J = ceil(N/16).
+    Raises: ValueError, for sizes that do not fit and for values outside these.
     """
     num_rows, depth = quants.shape
-    if depth % BLOCK:
+    if depth % BLOCK or not depth:
         raise ValueError(f"the number of columns must be a multiple of {BLOCK}, got {depth}")
-    for name, values in (("scales", scales), ("minima", minima)):
-        if values.shape != (num_rows, depth // BLOCK):
-            raise ValueError(f"{name} must have shape {[num_rows, depth // BLOCK]}, got {list(values.shape)}")
-    if quants.numel() and not 0 <= int(quants.min()) <= int(quants.max()) <= 15:
-        raise ValueError(f"quants must lie in 0 to 15, got {int(quants.min())} to {int(quants.max())}")
-    shifts = 4 * torch.arange(PER_WORD, device=quants.device)
-    # Distinct bits: the sum is the union. Wraps where the highest value sets the sign bit.
-    words = (quants.long().unflatten(1, (-1, PER_WORD)) << shifts).sum(2).to(torch.int32)
-    return _interleaved(words), _interleaved(scales.half()), _interleaved(minima.half())
+    if scales.shape[0] != num_rows or not scales.shape[1] or depth // BLOCK % scales.shape[1]:
+        wanted = f"[{num_rows}, a divisor of {depth // BLOCK}]"
+        raise ValueError(f"scales must have shape {wanted}, got {list(scales.shape)}")
+    _check_integers("quants", quants, 2 ** (32 // PER_WORD) - 1)
+    if zeros is not None:
+        if zeros.shape != scales.shape:
+            raise ValueError(f"zeros must have the shape of scales, {list(scales.shape)}, got {list(zeros.shape)}")
+        _check_integers("zeros", zeros, LARGEST_ZERO)
+        zeros = interleaved(zeros.to(scales.dtype))
+    words = torch.zeros(-(-num_rows // ROWS), depth // PER_WORD, ROWS, dtype=torch.int32, device=quants.device)
+    for start in range(0, num_rows, _ROWS_AT_A_TIME):
+        some = interleaved(_words(quants[start : start + _ROWS_AT_A_TIME]))
+        words[start // ROWS :][: len(some)] = some
+    return words, interleaved(scales), zeros
 
 
 def unpack(words: torch.Tensor) -> torch.Tensor:
     """The values 0 to 15 of packed `quants` [J, W, 16], as int32 [16*J, 8*W]."""
     shifts = 4 * torch.arange(PER_WORD, device=words.device, dtype=torch.int32)
-    return _rows((words[..., None] >> shifts) & 15)
+    return ((_rows(words)[..., None] >> shifts) & 15).flatten(1)
 
 
-def per_value(values: torch.Tensor) -> torch.Tensor:
-    """Packed `scales` or `minima` [J, Q, 16], repeated for each of the values that share one: [16*J, 32*Q]."""
-    return _rows(values[..., None].expand(*values.shape, BLOCK))
+def dequantize(
+    quants: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None, dtype: torch.dtype
+) -> torch.Tensor:
+    """The weight [16*J, K] of packed operands, computed in a floating dtype."""
+    groups = unpack(quants).to(dtype).unflatten(1, (scales.shape[1], -1))
+    centred = groups - (MIDDLE if zeros is None else _rows(zeros).to(dtype)[..., None])
+    return (centred * _rows(scales).to(dtype)[..., None]).flatten(1)
 
 
-def _interleaved(values: torch.Tensor) -> torch.Tensor:
-    """[N, C] -> [J, C, 16]."""
+def interleaved(values: torch.Tensor) -> torch.Tensor:
+    """[N, C] -> [J, C, 16], filled up by rows of zeros."""
     missing = -values.shape[0] % ROWS
     padded = torch.nn.functional.pad(values, (0, 0, 0, missing))
     return padded.unflatten(0, (-1, ROWS)).transpose(1, 2).contiguous()
 
 
+def _words(quants: torch.Tensor) -> torch.Tensor:
+    """[N, K] of integers -> [N, K/8] int32, the first value lowest."""
+    words = torch.zeros(quants.shape[0], quants.shape[1] // PER_WORD, dtype=torch.int32, device=quants.device)
+    for place in range(PER_WORD):
+        words |= quants[:, place::PER_WORD].int() << (4 * place)
+    return words
+
+
 def _rows(values: torch.Tensor) -> torch.Tensor:
-    """[J, C, 16, n] -> [16*J, C*n]."""
-    groups, columns, rows, each = values.shape
-    return values.permute(0, 2, 1, 3).reshape(groups * rows, columns * each)
+    """[J, C, 16] -> [16*J, C]."""
+    return values.transpose(1, 2).reshape(-1, values.shape[1])
+
+
+def _check_integers(name: str, values: torch.Tensor, largest: int) -> None:
+    if not values.numel():
+        return
+    if not 0 <= values.min() <= values.max() <= largest:
+        raise ValueError(f"{name} must lie in 0 to {largest}, got {values.min().item()} to {values.max().item()}")
+    if values.is_floating_point() and not torch.equal(values, values.round()):
+        raise ValueError(f"{name} must be integers, got {values[values != values.round()][0].item()}")

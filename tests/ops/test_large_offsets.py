@@ -21,6 +21,7 @@ from vllm_triton.ops import (
     silu_and_mul,
     softcap_logits,
     topk_routing,
+    w4a16_mm,
 )
 
 ROW_STRIDE = 2**30
@@ -164,6 +165,16 @@ def test_scaled_mm(implementation):
     scales = (torch.rand(3, 1), torch.rand(3, 1), torch.float32)
     near, far = (a, weight, *scales), (_far_rows(a), _far_rows(weight), *scales)
     _assert_far_equals_near(scaled_mm, implementation, near, far)
+
+
+@IMPLEMENTATIONS
+@pytest.mark.parametrize("num_tokens", [2, 3])  # by each of the kernels
+def test_w4a16_mm(implementation, num_tokens):
+    x, words = torch.randn(3, 64).half(), torch.randint(-(2**31), 2**31, (3, 8, 16)).int()
+    scales, zeros = torch.rand(3, 2, 16).half(), torch.randint(0, 17, (3, 2, 16)).half()
+    near = (x[:num_tokens], words, scales, zeros, None, None)
+    far = (_far_rows(x)[:num_tokens], _far_rows(words), _far_rows(scales), _far_rows(zeros), None, None)
+    _assert_far_equals_near(w4a16_mm, implementation, near, far)
 
 
 @IMPLEMENTATIONS
