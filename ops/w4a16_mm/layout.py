@@ -10,7 +10,6 @@ ROWS = 16  # rows that lie interleaved
 PER_WORD = 8  # values of one int32
 MIDDLE = 8  # the zero of a weight that has none of its own
 LARGEST_ZERO = 16
-_ROWS_AT_A_TIME = 1024  # unpacked values take several times what they take packed
 
 
 def pack(
@@ -25,23 +24,32 @@ def pack(
     Returns: quants [J, K/8, 16] int32, scales and zeros [J, S, 16], dtype of the scales, where J = ceil(N/16).
     Raises: ValueError, for sizes that do not fit and for values outside these.
     """
-    num_rows, depth = quants.shape
-    if depth % BLOCK or not depth:
-        raise ValueError(f"the number of columns must be a multiple of {BLOCK}, got {depth}")
-    if scales.shape[0] != num_rows or not scales.shape[1] or depth // BLOCK % scales.shape[1]:
-        wanted = f"[{num_rows}, a divisor of {depth // BLOCK}]"
-        raise ValueError(f"scales must have shape {wanted}, got {list(scales.shape)}")
+    _check_depth(quants.shape[1])
     _check_integers("quants", quants, 2 ** (32 // PER_WORD) - 1)
+    return pack_words(words_of(quants.to(torch.uint8)), scales, zeros)
+
+
+def pack_words(
+    words: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """As `pack`, of values that share words already: words [N, K/8] int32, see `words_of`."""
+    num_rows, num_words = words.shape
+    _check_depth(num_words * PER_WORD)
+    num_blocks = num_words * PER_WORD // BLOCK
+    if scales.shape[0] != num_rows or not scales.shape[1] or num_blocks % scales.shape[1]:
+        wanted = f"[{num_rows}, a divisor of {num_blocks}]"
+        raise ValueError(f"scales must have shape {wanted}, got {list(scales.shape)}")
     if zeros is not None:
         if zeros.shape != scales.shape:
             raise ValueError(f"zeros must have the shape of scales, {list(scales.shape)}, got {list(zeros.shape)}")
         _check_integers("zeros", zeros, LARGEST_ZERO)
-        zeros = interleaved(zeros.to(scales.dtype))
-    words = torch.zeros(-(-num_rows // ROWS), depth // PER_WORD, ROWS, dtype=torch.int32, device=quants.device)
-    for start in range(0, num_rows, _ROWS_AT_A_TIME):
-        some = interleaved(_words(quants[start : start + _ROWS_AT_A_TIME]))
-        words[start // ROWS :][: len(some)] = some
-    return words, interleaved(scales), zeros
+        zeros = _interleaved(zeros.to(scales.dtype))
+    return _interleaved(words), _interleaved(scales), zeros
+
+
+def words_of(quants: torch.Tensor) -> torch.Tensor:
+    """uint8 [N, K] of integers from 0 to 15 -> int32 [N, K/8]: eight neighbours to a word, the first lowest."""
+    return (quants[:, ::2] | quants[:, 1::2] << 4).view(torch.int32)
 
 
 def unpack(words: torch.Tensor) -> torch.Tensor:
@@ -59,24 +67,21 @@ def dequantize(
     return (centred * _rows(scales).to(dtype)[..., None]).flatten(1)
 
 
-def interleaved(values: torch.Tensor) -> torch.Tensor:
+def _interleaved(values: torch.Tensor) -> torch.Tensor:
     """[N, C] -> [J, C, 16], filled up by rows of zeros."""
     missing = -values.shape[0] % ROWS
     padded = torch.nn.functional.pad(values, (0, 0, 0, missing))
     return padded.unflatten(0, (-1, ROWS)).transpose(1, 2).contiguous()
 
 
-def _words(quants: torch.Tensor) -> torch.Tensor:
-    """[N, K] of integers -> [N, K/8] int32, the first value lowest."""
-    words = torch.zeros(quants.shape[0], quants.shape[1] // PER_WORD, dtype=torch.int32, device=quants.device)
-    for place in range(PER_WORD):
-        words |= quants[:, place::PER_WORD].int() << (4 * place)
-    return words
-
-
 def _rows(values: torch.Tensor) -> torch.Tensor:
     """[J, C, 16] -> [16*J, C]."""
     return values.transpose(1, 2).reshape(-1, values.shape[1])
+
+
+def _check_depth(depth: int) -> None:
+    if depth % BLOCK or not depth:
+        raise ValueError(f"the number of columns must be a multiple of {BLOCK}, got {depth}")
 
 
 def _check_integers(name: str, values: torch.Tensor, largest: int) -> None:

@@ -7,7 +7,7 @@ from vllm_triton.ops.errors import DTypeError, ShapeError
 from vllm_triton.ops.testing import assert_within_rounding, suite
 from vllm_triton.ops.testing.inputs import make_inputs
 from vllm_triton.ops.w4a16_mm.kernel import select_config
-from vllm_triton.ops.w4a16_mm.layout import dequantize, pack, unpack
+from vllm_triton.ops.w4a16_mm.layout import dequantize, pack, pack_words, unpack, words_of
 from vllm_triton.ops.w4a16_mm.op import packed_dims
 
 IMPLEMENTATIONS = pytest.mark.parametrize("implementation", list(w4a16_mm.implementations))
@@ -138,6 +138,15 @@ def test_pack_keeps_every_value(dtype):
 def test_pack_refuses(quants, groups, zeros, message):
     with pytest.raises(ValueError, match=message):
         pack(quants, torch.ones(2, groups), zeros)
+
+
+def test_pack_words_takes_words_of_a_view_too():
+    quants, scales, zeros = _weight(20, 64, 32)
+    words = words_of(quants.to(torch.uint8))
+    for given in (words, words.T.contiguous().T):
+        assert torch.equal(pack_words(given, scales, zeros)[0], pack(quants, scales, zeros)[0])
+    with pytest.raises(ValueError, match="multiple of 32, got 40"):
+        pack_words(words[:, :5], scales, zeros)
 
 
 @pytest.mark.parametrize(
