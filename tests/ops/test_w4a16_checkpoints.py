@@ -2,14 +2,13 @@
 
 import pytest
 import torch
+from int4_files import AWQ_ORDER, IN_TURN, packed_along
 
 from vllm_triton.ops import w4a16_mm
 from vllm_triton.ops.w4a16_mm import checkpoints
 from vllm_triton.ops.w4a16_mm.checkpoints import from_awq, from_compressed_tensors, from_gptq
 from vllm_triton.ops.w4a16_mm.layout import pack_words, unpack
 
-AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
-IN_TURN = list(range(8))
 EACH_GROUP_SIZE = pytest.mark.parametrize("group_size", [32, 64, 96, 192])
 
 
@@ -17,23 +16,6 @@ EACH_GROUP_SIZE = pytest.mark.parametrize("group_size", [32, 64, 96, 192])
 def pieces(request, monkeypatch):
     """All at once, in pieces of several words of a row with a smaller one at the end, and word by word."""
     monkeypatch.setattr(checkpoints, "_WORDS_AT_A_TIME", request.param)
-
-
-def packed_along(values, axis, order):
-    """int32 words: from the lowest four bits up, the order-th of each eight neighbours along an axis."""
-    rows = values.tolist() if axis == 1 else values.T.tolist()
-    words = []
-    for row in rows:
-        words.append([])
-        for start in range(0, len(row), 8):
-            word = 0
-            for place, which in enumerate(order):
-                value = row[start + which] if start + which < len(row) else 0
-                assert 0 <= value <= 15
-                word += value * 16**place
-            words[-1].append(word if word < 2**31 else word - 2**32)
-    result = torch.tensor(words, dtype=torch.int32)
-    return result if axis == 1 else result.T.contiguous()
 
 
 def random_weight(num_rows, depth, group_size, zeros_from=0):

@@ -9,9 +9,10 @@ from torch import nn
 from vllm_triton import ops
 from vllm_triton.errors import ModelError
 from vllm_triton.models.gguf_weight import GgufWeight
+from vllm_triton.models.int4_weight import Int4Weight
 from vllm_triton.models.packed_weight import Slot
 from vllm_triton.models.scaled_weight import ScaledWeight, can_end
-from vllm_triton.quantization.schemes import GgufScheme, ScaledScheme, Scheme
+from vllm_triton.quantization.schemes import GgufScheme, Int4Scheme, ScaledScheme, Scheme
 
 
 def parameter(*shape: int) -> nn.Parameter:
@@ -50,7 +51,7 @@ class DenseWeight(nn.Module):
 
 
 Table = DenseWeight | GgufWeight  # one that embeds, too
-Weight = Table | ScaledWeight
+Weight = Table | ScaledWeight | Int4Weight
 
 
 def weight_of(sizes: Sequence[int], in_size: int, scheme: Scheme | None) -> Weight:
@@ -60,6 +61,8 @@ def weight_of(sizes: Sequence[int], in_size: int, scheme: Scheme | None) -> Weig
             return GgufWeight(sizes, in_size, scheme)
         case ScaledScheme():
             return ScaledWeight(sizes, in_size, scheme)
+        case Int4Scheme():
+            return Int4Weight(sizes, in_size, scheme)
     return DenseWeight(sizes, in_size)
 
 
