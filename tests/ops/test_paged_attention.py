@@ -143,11 +143,14 @@ def test_a_window_as_long_as_the_text_changes_nothing(implementation):
 @pytest.mark.parametrize("implementation", FAST)
 @pytest.mark.parametrize(
     "heads, kv_heads, head_size, block_size",
-    [(1, 1, 16, 16), (9, 3, 64, 32), (8, 1, 80, 16), (5, 5, 96, 32), (20, 1, 16, 16), (2, 2, 256, 16)],
+    [
+        *((1, 1, 16, 16), (9, 3, 64, 32), (8, 1, 80, 16), (5, 5, 96, 64), (20, 1, 16, 16), (2, 2, 256, 16)),
+        *((4, 2, 112, 128), (6, 3, 32, 128), (2, 1, 128, 64)),
+    ],
 )
 def test_head_ratios_and_sizes(implementation, heads, kv_heads, head_size, block_size):
     shapes = {"heads": heads, "kv_heads": kv_heads, "head_size": head_size, "block_size": block_size}
-    assert_right(implementation, make_batch([1, 20, 3], [40, 20, 35], **shapes))
+    assert_right(implementation, make_batch([1, 20, 3], [150, 20, 35], **shapes))
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
