@@ -58,6 +58,7 @@ def select_cpu_config(
     A block costs what its rows cost, beside arranging the weight for them where it may have more than 32: then twice
     the average leaves few experts a second block, and the tiles are wider. 2048 tokens of Qwen3-30B-A3B run at 0.96 of
     the rate of one product as large, and 512 tokens at 0.93 of that of 128 products of 32 rows (2 cores, AMD EPYC).
+    With 32 to 128 slots an expert, int8 runs at 1.7 times the rate of bfloat16, fp8 at 1.0 and in blocks at 0.85.
 
     Args:
         depth: columns of x.

@@ -5,9 +5,12 @@
     result[s, e]     = topk_weights[s] * (sum_i w2[p, e, i] * activation[s, i] + w2_bias[p, e])
 
 for each slot s whose expert lies at p, and then the sum over the slots of a token. A program holds one tile of a block:
-of the gate and of the up product at once, so that activations alone are stored. Products and sums in float32. How many
-blocks there are is known on the device alone: there are programs for as many as there can be; those without a block
-return.
+of the gate and of the up product at once, so that activations alone are stored. Products and sums in float32, of int8
+in int32. How many blocks there are is known on the device alone: there are programs for as many as there can be; those
+without a block return.
+
+Where weights are quantised, so are x before the first product, once for all its slots, and the activations before the
+second, each by a launch of scaled_quant.
 
 Source: Gale, Narayanan, Young and Zaharia, "MegaBlocks: Efficient Sparse Training with Mixture-of-Experts".
 """
@@ -192,13 +195,11 @@ def _compile_cases(
     config = select_config(num_tokens, 8, 128, 1 if is_quantized else torch.bfloat16.itemsize, blocks)
     tiles = {"K": 8, "BLOCK_T": config.block_t, "BLOCK_K": config.depth, "GROUP": config.group, "ALIGNED": True}
     tiles |= {"HAS_BLOCKS": blocks}
+    result = {"topk_weights_ptr": "*fp32", "result_ptr": "*bf16"}
     cases = []
     for kernel, left, weight, pointers, constants in (
         (_gate_up_kernel, "x", "w1", {"activation_ptr": "*bf16"}, {"BLOCK_N": config.gate_n, "LIMIT": limit}),
-        (
-            *(_down_kernel, "activation", "w2"),
-            *({"topk_weights_ptr": "*fp32", "result_ptr": "*bf16"}, {"BLOCK_N": config.down_n}),
-        ),
+        (_down_kernel, "activation", "w2", result, {"BLOCK_N": config.down_n}),
     ):
         types = pointers | {"sorted_slots_ptr": "*i32", "block_experts_ptr": "*i32"}
         types |= {f"{left}_ptr": operands, f"{weight}_ptr": operands}

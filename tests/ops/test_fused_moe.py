@@ -8,6 +8,7 @@ import torch
 from vllm_triton.ops import fused_moe, moe_sum, scaled_mm, scaled_quant
 from vllm_triton.ops.errors import OpError
 from vllm_triton.ops.fused_moe.config import select_config, select_cpu_config
+from vllm_triton.ops.platforms import triton_interprets
 from vllm_triton.ops.scaled_mm.reference import SCALE_BLOCK
 from vllm_triton.ops.testing import make_inputs
 from vllm_triton.ops.testing.tolerance import assert_within_rounding
@@ -85,6 +86,8 @@ QUANTIZED = {
 @pytest.mark.parametrize("kind", QUANTIZED)
 def test_quantised_experts_are_products_of_quantised_operands(implementation, num_tokens, kind):
     """By the public ops alone: x and activations through scaled_quant, and one product for each half of w1 and w2."""
+    if "fp8" in kind and implementation == "triton" and triton_interprets():
+        pytest.skip("Triton's interpreter does not round fp8 numbers; tests/triton_cpu/test_ops.py does it natively")
     inputs = _quantized_inputs(num_tokens, QUANTIZED[kind])
     actual = fused_moe.implementations[implementation](*inputs.values())
     x, w1, w2, weights, ids, expert_map, w1_bias, w2_bias, _, *scales = inputs.values()

@@ -136,6 +136,17 @@ def test_fused_moe(implementation):
 
 
 @IMPLEMENTATIONS
+def test_fused_moe_of_small_numbers(implementation):
+    x, ids = torch.randn(3, 24), torch.tensor([[0, 2], [2, 1], [1, 0]]).int()
+    weights = torch.randint(-128, 128, (3, 32, 24), dtype=torch.int8), torch.randint(-128, 128, (3, 24, 16)).char()
+    scales, biases = (torch.rand(3, 32, 1), torch.rand(3, 24, 1)), (torch.randn(3, 32), torch.randn(3, 24))
+    routing, limit = (torch.rand(3, 2), ids, None), 7.0
+    near = (x, *weights, *routing, *biases, limit, *scales)
+    far = (_far_rows(x), *map(_far_rows, weights), *routing, *map(_far_rows, biases), limit, *map(_far_rows, scales))
+    _assert_far_equals_near(fused_moe, implementation, near, far)
+
+
+@IMPLEMENTATIONS
 @pytest.mark.parametrize("group_size", [0, -1, 32])
 def test_scaled_quant(implementation, group_size):
     x = torch.randn(3, 40)

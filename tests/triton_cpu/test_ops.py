@@ -55,3 +55,19 @@ def test_fp8_is_rounded_as_by_torch(group_size):
     actual = ops.scaled_quant(x, torch.float8_e4m3fn, group_size)
     for one, other in zip(actual, ops.scaled_quant.reference(x, torch.float8_e4m3fn, group_size), strict=True):
         assert same_bits(one, other)
+
+
+_FP8, _INT8 = {"quantized": 1}, {"quantized": 2}
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "kind"),
+    [
+        *((1, _FP8 | {"blocks": 1}), (40, _FP8), (40, _FP8 | {"static": 3}), (40, _FP8 | {"blocks": 1})),
+        *((1, _INT8), (40, _INT8), (40, _INT8 | {"blocks": 1})),
+    ],
+)
+def test_quantised_experts(num_tokens, kind):
+    dims = {"T": num_tokens, "E": 300, "I": 150, "X": 3, "Y": 4, "K": 2, "biases": 3, "settled": 1, **kind}
+    for seed, dtype in enumerate(suite.dtypes_to_test(ops.fused_moe, "triton")):
+        suite.check_matches_reference(ops.fused_moe, "triton", dims, dtype, seed, margins=True)
