@@ -213,3 +213,23 @@ def rows_aligned(*tensors: torch.Tensor) -> bool:
             if stride % 16 and tensor.shape[axis] != 1:
                 return False
     return True
+
+
+# Elements of a program: 8 for each of 128 threads, so that a bfloat16 row loads 16 bytes a thread.
+LARGEST_ROW_BLOCK = 1024
+# A CPU reads rows in order: a program for most of one.
+LARGEST_CPU_ROW_BLOCK = 4096
+
+
+@dataclass(frozen=True)
+class RowConfig:
+    """How a kernel that treats the elements of a row alike cuts it: into blocks of so many, one a program."""
+
+    block: int
+    num_warps: int = 4
+
+
+@functools.cache
+def select_row_config(num_columns: int, device: str) -> RowConfig:
+    """Args: num_columns: elements of a row. device: the kind of it."""
+    return RowConfig(block_size(num_columns, LARGEST_CPU_ROW_BLOCK if device == "cpu" else LARGEST_ROW_BLOCK))

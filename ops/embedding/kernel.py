@@ -3,20 +3,12 @@
 y[t] = table[token_ids[t]] * scale
 """
 
-import functools
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 
 from vllm_triton.ops.embedding.op import embedding
-from vllm_triton.ops.launch import CompileCase, block_size, ceil_div, launch, rows_aligned, supports_triton
-
-# Elements of a program: 8 for each of 128 threads, so that a bfloat16 row loads 16 bytes a thread.
-LARGEST_BLOCK = 1024
-# A CPU reads rows in order: a program for most of one.
-LARGEST_CPU_BLOCK = 4096
+from vllm_triton.ops.launch import CompileCase, ceil_div, launch, rows_aligned, select_row_config, supports_triton
 
 
 @triton.jit(do_not_specialize=["table_stride_v"])
@@ -43,17 +35,6 @@ def _embedding_kernel(
     tl.store(out_ptr + row * E + columns, values, mask=columns < E)
 
 
-@dataclass(frozen=True)
-class EmbeddingConfig:
-    block_e: int
-    num_warps: int = 4
-
-
-@functools.cache
-def select_config(num_columns: int, device: str) -> EmbeddingConfig:
-    return EmbeddingConfig(block_size(num_columns, LARGEST_CPU_BLOCK if device == "cpu" else LARGEST_BLOCK))
-
-
 COMPILE_CASES = [
     CompileCase(
         _embedding_kernel,
@@ -70,8 +51,8 @@ def launch_embedding(token_ids: torch.Tensor, table: torch.Tensor, scale: float 
     out = table.new_empty(num_tokens, num_columns)
     if out.numel() == 0:
         return out
-    config = select_config(num_columns, table.device.type)
-    grid = (num_tokens, ceil_div(num_columns, config.block_e))
-    constants = (num_columns, config.block_e, scale != 1.0, rows_aligned(table))
+    config = select_row_config(num_columns, table.device.type)
+    grid = (num_tokens, ceil_div(num_columns, config.block))
+    constants = (num_columns, config.block, scale != 1.0, rows_aligned(table))
     launch(_embedding_kernel, grid, (token_ids, table, out), (table.stride(0), scale), constants, config.num_warps)
     return out

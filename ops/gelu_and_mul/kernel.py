@@ -9,9 +9,7 @@ near -1, and one exponential.
 Source: Hendrycks and Gimpel, "Gaussian Error Linear Units", section 2.
 """
 
-import functools
 import math
-from dataclasses import dataclass
 
 import torch
 import triton
@@ -20,18 +18,14 @@ import triton.language as tl
 from vllm_triton.ops.gelu_and_mul.op import gelu_and_mul
 from vllm_triton.ops.launch import (
     CompileCase,
-    block_size,
     ceil_div,
     launch,
     rows_aligned,
+    select_row_config,
     store_modifier,
     supports_triton,
 )
 
-# Elements of a program: 8 for each of 128 threads, so that a bfloat16 row loads 16 bytes a thread.
-LARGEST_BLOCK = 1024
-# A CPU reads rows in order: a program for most of one.
-LARGEST_CPU_BLOCK = 4096
 # exp(-2 u) = exp2(gate * (LINEAR + CUBIC gate^2))
 LINEAR = tl.constexpr(-2 * math.sqrt(2 / math.pi) * math.log2(math.e))
 CUBIC = tl.constexpr(-2 * math.sqrt(2 / math.pi) * math.log2(math.e) * 0.044715)
@@ -64,17 +58,6 @@ def _gelu_and_mul_kernel(
     tl.store(out_ptr + row * I + columns, gelu * up, mask=mask, cache_modifier=STORE)
 
 
-@dataclass(frozen=True)
-class GeluAndMulConfig:
-    block_i: int
-    num_warps: int = 4
-
-
-@functools.cache
-def select_config(num_columns: int, device: str) -> GeluAndMulConfig:
-    return GeluAndMulConfig(block_size(num_columns, LARGEST_CPU_BLOCK if device == "cpu" else LARGEST_BLOCK))
-
-
 COMPILE_CASES = [
     CompileCase(
         _gelu_and_mul_kernel,
@@ -91,8 +74,8 @@ def launch_gelu_and_mul(x: torch.Tensor, approximate: bool) -> torch.Tensor:
     out = x.new_empty(num_rows, num_columns)
     if out.numel() == 0:
         return out
-    config = select_config(num_columns, x.device.type)
-    grid = (num_rows, ceil_div(num_columns, config.block_i))
-    constants = (num_columns, approximate, config.block_i, rows_aligned(x), store_modifier(out))
+    config = select_row_config(num_columns, x.device.type)
+    grid = (num_rows, ceil_div(num_columns, config.block))
+    constants = (num_columns, approximate, config.block, rows_aligned(x), store_modifier(out))
     launch(_gelu_and_mul_kernel, grid, (x, out), (x.stride(0),), constants, config.num_warps)
     return out

@@ -1,18 +1,11 @@
 """The sum over a token's experts, one program for each block of a row; sums in float32."""
 
-import functools
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 
-from vllm_triton.ops.launch import CompileCase, block_size, ceil_div, launch, rows_aligned, supports_triton
+from vllm_triton.ops.launch import CompileCase, ceil_div, launch, rows_aligned, select_row_config, supports_triton
 from vllm_triton.ops.moe_sum.op import moe_sum
-
-# As in silu_and_mul: 8 elements for each of 128 threads, and most of a row on a CPU.
-LARGEST_BLOCK = 1024
-LARGEST_CPU_BLOCK = 4096
 
 
 @triton.jit(do_not_specialize=["x_stride_t", "x_stride_k", "ids_stride_t"])
@@ -44,17 +37,6 @@ def _moe_sum_kernel(
     tl.store(out_ptr + row * E + columns, total, mask=columns < E)
 
 
-@dataclass(frozen=True)
-class MoeSumConfig:
-    block_e: int
-    num_warps: int = 4
-
-
-@functools.cache
-def select_config(num_columns: int, device: str) -> MoeSumConfig:
-    return MoeSumConfig(block_size(num_columns, LARGEST_CPU_BLOCK if device == "cpu" else LARGEST_BLOCK))
-
-
 COMPILE_CASES = [
     CompileCase(
         _moe_sum_kernel,
@@ -71,13 +53,13 @@ def launch_moe_sum(x: torch.Tensor, topk_ids: torch.Tensor, expert_map: torch.Te
     out = x.new_empty(num_tokens, num_columns)
     if out.numel() == 0:
         return out
-    config = select_config(num_columns, x.device.type)
+    config = select_row_config(num_columns, x.device.type)
     launch(
         _moe_sum_kernel,
-        (num_tokens, ceil_div(num_columns, config.block_e)),
+        (num_tokens, ceil_div(num_columns, config.block)),
         (x, topk_ids, expert_map, out),
         (x.stride(0), x.stride(1), topk_ids.stride(0)),
-        (num_choices, num_columns, config.block_e, rows_aligned(x)),
+        (num_choices, num_columns, config.block, rows_aligned(x)),
         config.num_warps,
     )
     return out

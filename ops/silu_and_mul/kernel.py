@@ -5,9 +5,7 @@
 Source: Shazeer, "GLU Variants Improve Transformer", equation 6 (SwiGLU).
 """
 
-import functools
 import math
-from dataclasses import dataclass
 
 import torch
 import triton
@@ -15,19 +13,15 @@ import triton.language as tl
 
 from vllm_triton.ops.launch import (
     CompileCase,
-    block_size,
     ceil_div,
     launch,
     rows_aligned,
+    select_row_config,
     store_modifier,
     supports_triton,
 )
 from vllm_triton.ops.silu_and_mul.op import silu_and_mul
 
-# Elements of a program: 8 for each of 128 threads, so that a bfloat16 row loads 16 bytes a thread.
-LARGEST_BLOCK = 1024
-# A CPU reads rows in order: a program for most of one.
-LARGEST_CPU_BLOCK = 4096
 MINUS_LOG2_E = tl.constexpr(-math.log2(math.e))
 
 
@@ -53,17 +47,6 @@ def _silu_and_mul_kernel(
     tl.store(out_ptr + row * I + columns, silu * up, mask=mask, cache_modifier=STORE)
 
 
-@dataclass(frozen=True)
-class SiluAndMulConfig:
-    block_i: int
-    num_warps: int = 4
-
-
-@functools.cache
-def select_config(num_columns: int, device: str) -> SiluAndMulConfig:
-    return SiluAndMulConfig(block_size(num_columns, LARGEST_CPU_BLOCK if device == "cpu" else LARGEST_BLOCK))
-
-
 COMPILE_CASES = [
     CompileCase(
         _silu_and_mul_kernel,
@@ -79,8 +62,8 @@ def launch_silu_and_mul(x: torch.Tensor) -> torch.Tensor:
     out = x.new_empty(num_rows, num_columns)
     if out.numel() == 0:
         return out
-    config = select_config(num_columns, x.device.type)
-    grid = (num_rows, ceil_div(num_columns, config.block_i))
-    constants = (num_columns, config.block_i, rows_aligned(x), store_modifier(out))
+    config = select_row_config(num_columns, x.device.type)
+    grid = (num_rows, ceil_div(num_columns, config.block))
+    constants = (num_columns, config.block, rows_aligned(x), store_modifier(out))
     launch(_silu_and_mul_kernel, grid, (x, out), (x.stride(0),), constants, config.num_warps)
     return out

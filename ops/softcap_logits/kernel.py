@@ -5,9 +5,7 @@
 Source: Gemma Team, "Gemma 2: Improving Open Language Models at a Practical Size", section 2.
 """
 
-import functools
 import math
-from dataclasses import dataclass
 
 import torch
 import triton
@@ -15,19 +13,15 @@ import triton.language as tl
 
 from vllm_triton.ops.launch import (
     CompileCase,
-    block_size,
     ceil_div,
     launch,
     rows_aligned,
+    select_row_config,
     store_modifier,
     supports_triton,
 )
 from vllm_triton.ops.softcap_logits.op import softcap_logits
 
-# Elements of a program: 8 for each of 128 threads, so that a bfloat16 row loads 16 bytes a thread.
-LARGEST_BLOCK = 1024
-# A CPU reads rows in order.
-LARGEST_CPU_BLOCK = 4096
 TWO_LOG2_E = tl.constexpr(2 * math.log2(math.e))
 
 
@@ -59,17 +53,6 @@ def _softcap_logits_kernel(
     tl.store(out_ptr + row * V + columns, softcap * tanh(logits / softcap), mask=columns < V, cache_modifier=STORE)
 
 
-@dataclass(frozen=True)
-class SoftcapLogitsConfig:
-    block_v: int
-    num_warps: int = 4
-
-
-@functools.cache
-def select_config(num_columns: int, device: str) -> SoftcapLogitsConfig:
-    return SoftcapLogitsConfig(block_size(num_columns, LARGEST_CPU_BLOCK if device == "cpu" else LARGEST_BLOCK))
-
-
 COMPILE_CASES = [
     CompileCase(
         _softcap_logits_kernel,
@@ -85,8 +68,8 @@ def launch_softcap_logits(logits: torch.Tensor, softcap: float) -> torch.Tensor:
     out = logits.new_empty(logits.shape)
     if num_rows == 0:
         return out
-    config = select_config(num_columns, logits.device.type)
-    grid = (num_rows, ceil_div(num_columns, config.block_v))
-    constants = (num_columns, config.block_v, rows_aligned(logits), store_modifier(out))
+    config = select_row_config(num_columns, logits.device.type)
+    grid = (num_rows, ceil_div(num_columns, config.block))
+    constants = (num_columns, config.block, rows_aligned(logits), store_modifier(out))
     launch(_softcap_logits_kernel, grid, (logits, out), (logits.stride(0), softcap), constants, config.num_warps)
     return out

@@ -20,7 +20,7 @@ def test_a_scaled_row_is_rounded_once(implementation):
 
 
 def test_rows_of_several_blocks():
-    from vllm_triton.ops.embedding.kernel import LARGEST_BLOCK
+    from vllm_triton.ops.launch import LARGEST_CPU_ROW_BLOCK
 
-    table = torch.randn(3, 2 * LARGEST_BLOCK + 63)
+    table = torch.randn(3, 2 * LARGEST_CPU_ROW_BLOCK + 63)
     assert torch.equal(embedding.implementations["triton"](torch.tensor([2, 0]), table), table[[2, 0]])

@@ -46,8 +46,8 @@ def test_extreme_gates_stay_finite(implementation, approximate, dtype):
 
 @FORMS
 def test_rows_of_several_blocks(approximate):
-    from vllm_triton.ops.gelu_and_mul.kernel import LARGEST_CPU_BLOCK
+    from vllm_triton.ops.launch import LARGEST_CPU_ROW_BLOCK
 
-    x = torch.randn(2, 2 * (2 * LARGEST_CPU_BLOCK + 63))
+    x = torch.randn(2, 2 * (2 * LARGEST_CPU_ROW_BLOCK + 63))
     actual = gelu_and_mul.implementations["triton"](x, approximate)
     torch.testing.assert_close(actual, gelu_and_mul.reference(x, approximate))

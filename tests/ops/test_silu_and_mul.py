@@ -23,7 +23,7 @@ def test_extreme_gates_stay_finite(implementation):
 
 
 def test_rows_of_several_blocks():
-    from vllm_triton.ops.silu_and_mul.kernel import LARGEST_BLOCK
+    from vllm_triton.ops.launch import LARGEST_CPU_ROW_BLOCK
 
-    x = torch.randn(2, 2 * (2 * LARGEST_BLOCK + 63))
+    x = torch.randn(2, 2 * (2 * LARGEST_CPU_ROW_BLOCK + 63))
     torch.testing.assert_close(silu_and_mul.implementations["triton"](x), silu_and_mul.reference(x))

@@ -31,8 +31,8 @@ def test_order_is_kept(implementation):
 
 
 def test_rows_of_several_blocks():
-    from vllm_triton.ops.softcap_logits.kernel import LARGEST_CPU_BLOCK
+    from vllm_triton.ops.launch import LARGEST_CPU_ROW_BLOCK
 
-    logits = torch.randn(2, 2 * LARGEST_CPU_BLOCK + 63)
+    logits = torch.randn(2, 2 * LARGEST_CPU_ROW_BLOCK + 63)
     actual = softcap_logits.implementations["triton"](logits, 1.5)
     torch.testing.assert_close(actual, softcap_logits.reference(logits, 1.5))
