@@ -1,3 +1,5 @@
+"""Engines here take steps of few tokens: natively, kernels compile for steps of every size up to the largest."""
+
 import os
 
 import pytest
@@ -17,9 +19,10 @@ def tiny_folder(tmp_path_factory) -> str:
 
 @pytest.fixture(scope="module")
 def tiny_llm(tiny_folder) -> LLM:
-    return LLM(tiny_folder, dtype="float32", skip_tokenizer_init=True, num_kv_blocks=64, max_num_seqs=8)
+    sizes = {"num_kv_blocks": 64, "max_num_seqs": 8, "max_num_batched_tokens": 128}
+    return LLM(tiny_folder, dtype="float32", skip_tokenizer_init=True, **sizes)
 
 
 @pytest.fixture(scope="module")
 def demo_llm() -> LLM:
-    return LLM(str(find_demo_model()), dtype="float32", max_model_len=256, max_num_seqs=8)
+    return LLM(str(find_demo_model()), dtype="float32", max_model_len=256, max_num_seqs=8, max_num_batched_tokens=128)

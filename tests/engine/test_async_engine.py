@@ -25,7 +25,8 @@ def tiny_core(tiny_folder) -> EngineCore:
 
 
 def _config(folder: str) -> EngineConfig:
-    return EngineConfig(folder, dtype="float32", skip_tokenizer_init=True, num_kv_blocks=64, max_num_seqs=8)
+    sizes = {"num_kv_blocks": 64, "max_num_seqs": 8, "max_num_batched_tokens": 128}
+    return EngineConfig(folder, dtype="float32", skip_tokenizer_init=True, **sizes)
 
 
 class Listener:
@@ -85,7 +86,8 @@ async def _all(stream):
 
 
 def test_deltas_join_to_the_final_output():
-    config = EngineConfig(str(find_demo_model()), dtype="float32", max_model_len=256, max_num_seqs=4)
+    sizes = {"max_model_len": 256, "max_num_seqs": 4, "max_num_batched_tokens": 128}
+    config = EngineConfig(str(find_demo_model()), dtype="float32", **sizes)
 
     async def body(engine, listener):
         prompt = engine.renderer.render_chat([{"role": "user", "content": "Count to five, with emojis: 😀"}])
@@ -251,7 +253,8 @@ def test_bad_requests_do_not_touch_the_others(tiny_core, tiny_folder):
 
 
 def test_a_prompt_larger_than_the_pool_is_refused(tiny_folder):
-    config = EngineConfig(tiny_folder, dtype="float32", skip_tokenizer_init=True, num_kv_blocks=3, max_num_seqs=4)
+    sizes = {"num_kv_blocks": 3, "max_num_seqs": 4, "max_num_batched_tokens": 128}
+    config = EngineConfig(tiny_folder, dtype="float32", skip_tokenizer_init=True, **sizes)
 
     async def body(engine, listener):
         with pytest.raises(RequestError, match="KV cache"):

@@ -9,8 +9,8 @@ from vllm_triton.loading import find_demo_model
 
 
 def _llm(folder: str, **settings) -> LLM:
-    settings = {"num_kv_blocks": 64, "max_num_seqs": 4, "skip_tokenizer_init": True} | settings
-    return LLM(folder, **settings)
+    sizes = {"num_kv_blocks": 64, "max_num_seqs": 4, "max_num_batched_tokens": 64}
+    return LLM(folder, skip_tokenizer_init=True, **(sizes | settings))
 
 
 def test_a_quantized_cache_takes_a_byte_an_element(tiny_folder):
@@ -34,7 +34,8 @@ def test_the_cache_holds_what_a_plain_one_holds_rounded(tiny_folder):
 
 
 def test_the_demo_model_still_knows_its_capitals():
-    llm = LLM(str(find_demo_model()), dtype="bfloat16", max_model_len=128, max_num_seqs=2, kv_cache_dtype="fp8")
+    sizes = {"max_model_len": 128, "max_num_seqs": 2, "max_num_batched_tokens": 32}
+    llm = LLM(str(find_demo_model()), dtype="bfloat16", kv_cache_dtype="fp8", **sizes)
     params = SamplingParams(temperature=0, max_tokens=6)
     outputs = llm.generate(["The capital of France is", "The capital of Italy is"], params, use_tqdm=False)
     assert ["Paris" in outputs[0].outputs[0].text, "Rome" in outputs[1].outputs[0].text] == [True, True]

@@ -25,7 +25,8 @@ PARAMS = {
 
 
 def make_llm(folder: str, **settings) -> LLM:
-    return LLM(folder, dtype="float32", skip_tokenizer_init=True, max_num_seqs=8, block_size=4, **settings)
+    sizes = {"max_num_seqs": 8, "max_num_batched_tokens": 128, "block_size": 4}
+    return LLM(folder, dtype="float32", skip_tokenizer_init=True, **sizes, **settings)
 
 
 def generate(llm: LLM, kinds=tuple(PARAMS)) -> dict[str, list]:

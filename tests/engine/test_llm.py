@@ -15,6 +15,7 @@ from vllm_triton.engine.output_processor import OutputProcessor
 from vllm_triton.errors import ConfigError, ModelError, RequestError
 
 EOS = 2
+SIZES = {"num_kv_blocks": 32, "max_num_seqs": 8, "max_num_batched_tokens": 128}
 
 
 def _prompt(seed: int, length: int = 12) -> dict:
@@ -113,7 +114,7 @@ def test_seeded_tokens_do_not_depend_on_the_batch(tiny_llm, place):
 
 def test_engine_seed_makes_unseeded_requests_repeatable(tiny_folder):
     def run(seed: int) -> list[list[int]]:
-        llm = LLM(tiny_folder, dtype="float32", skip_tokenizer_init=True, num_kv_blocks=32, seed=seed)
+        llm = LLM(tiny_folder, dtype="float32", skip_tokenizer_init=True, seed=seed, **SIZES)
         outputs = llm.generate([_prompt(1), _prompt(1)], SamplingParams(max_tokens=12, ignore_eos=True), use_tqdm=False)
         return [output.outputs[0].token_ids for output in outputs]
 
@@ -281,7 +282,7 @@ def test_params_that_became_wrong_leave_nothing_behind(demo_llm):
 def test_an_eos_outside_the_vocabulary_is_never_drawn(tiny_folder, tmp_path, outside):
     folder = shutil.copytree(tiny_folder, tmp_path / "model")
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [EOS, outside]}))
-    llm = LLM(str(folder), dtype="float32", skip_tokenizer_init=True, num_kv_blocks=32)
+    llm = LLM(str(folder), dtype="float32", skip_tokenizer_init=True, **SIZES)
     last = VOCAB_SIZE - 1  # where an index of -1 would write
     tokens = _tokens(llm, _prompt(7), temperature=0, max_tokens=9, min_tokens=4, logit_bias={EOS: 100.0, last: 90.0})
     assert tokens == [last] * 4 + [EOS]
@@ -292,8 +293,8 @@ def test_a_stored_dtype_that_nothing_computes_in_is_refused(tiny_folder, tmp_pat
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"dtype": "float64"}))
     with pytest.raises(ConfigError, match=r"float64.*set dtype to one of float32, float16, bfloat16"):
-        LLM(str(folder), skip_tokenizer_init=True, num_kv_blocks=32)
-    llm = LLM(str(folder), skip_tokenizer_init=True, num_kv_blocks=32, dtype="float32")
+        LLM(str(folder), skip_tokenizer_init=True, **SIZES)
+    llm = LLM(str(folder), skip_tokenizer_init=True, dtype="float32", **SIZES)
     assert len(_tokens(llm, _prompt(0), max_tokens=3, ignore_eos=True)) == 3
 
 
@@ -333,9 +334,8 @@ def test_missing_model_is_named():
 
 def test_dummy_weights_come_from_the_seed(tiny_folder):
     def run(seed: int) -> float:
-        llm = LLM(
-            tiny_folder, load_format="dummy", seed=seed, dtype="float32", skip_tokenizer_init=True, num_kv_blocks=32
-        )
+        settings = {"load_format": "dummy", "seed": seed, "dtype": "float32", "skip_tokenizer_init": True}
+        llm = LLM(tiny_folder, **settings, **SIZES)
         [entry] = _one(llm, _prompt(1), temperature=0, max_tokens=1, logprobs=0).outputs[0].logprobs
         return next(iter(entry.values())).logprob
 
@@ -380,7 +380,8 @@ from vllm_triton.loading import find_demo_model
 import vllm_triton.runner.load as load
 
 load.load_weights, real = lambda *arguments: 1 / 0, load.load_weights
-settings = {"dtype": "float32", "max_model_len": 64, "max_num_seqs": 1, "skip_tokenizer_init": True}
+settings = {"dtype": "float32", "skip_tokenizer_init": True}
+settings |= {"max_model_len": 64, "max_num_seqs": 1, "max_num_batched_tokens": 64}
 try:
     LLM(str(find_demo_model()), kernels={"rms_norm": "reference"}, **settings)
 except ZeroDivisionError:

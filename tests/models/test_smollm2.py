@@ -33,7 +33,8 @@ def hf_model():
 
 
 def _llm(**settings) -> LLM:
-    return LLM(str(find_demo_model()), **({"max_model_len": 512, "max_num_seqs": 8} | settings))
+    sizes = {"max_model_len": 512, "max_num_seqs": 8, "max_num_batched_tokens": 128}
+    return LLM(str(find_demo_model()), **(sizes | settings))
 
 
 def _greedy(llm: LLM, prompts: list[list[int]]) -> list[list[int]]:

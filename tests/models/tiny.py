@@ -1,4 +1,8 @@
-"""Tiny random models of each family, written as Hugging Face folders by transformers."""
+"""Tiny random models of each family, written as Hugging Face folders by transformers.
+
+Families have equal sizes where their point is another, since natively each size compiles kernels of its own. Sizes that
+fill no block of a kernel are those of llama2 (80) and of the Qwen3s (heads of 20, experts of 36).
+"""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +16,7 @@ VOCAB_SIZE = 199
 _COMMON: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 48,
-    "intermediate_size": 80,
+    "intermediate_size": 64,
     "num_hidden_layers": 3,
     "num_attention_heads": 6,
     "num_key_value_heads": 2,
@@ -31,7 +35,9 @@ _LLAMA3_ROPE = {
     "original_max_position_embeddings": 32,
 }
 _YARN_ROPE = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
-_GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 20, "sliding_window": 11, "sliding_window_pattern": 2}
+# Heads that are not hidden_size in all.
+_WIDE_HEADS = {"num_attention_heads": 4, "head_dim": 16}
+_GEMMA = _WIDE_HEADS | {"query_pre_attn_scalar": 20, "sliding_window": 11, "sliding_window_pattern": 2}
 _GEMMA_ROPES = {
     "full_attention": {"rope_type": "linear", "rope_theta": 50000.0, "factor": 8.0},
     "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
@@ -44,26 +50,26 @@ _LONGROPE = {
     "short_factor": [1.0, 1.1, 1.3, 1.6, 2.0, 2.5],
     "long_factor": [1.2, 1.9, 3.0, 5.0, 8.0, 11.0],
 }
-_LONGROPE_LENGTH = {"original_max_position_embeddings": 64}
+_PHI4 = {"hidden_size": 64, "num_attention_heads": 4, "original_max_position_embeddings": 64}
 # No whole number of dimensions bounds the frequencies that are blended.
 _GPT_OSS_ROPE = _YARN_ROPE | {"rope_theta": 150000.0, "truncate": False, "beta_fast": 32.0, "beta_slow": 1.0}
-_GPT_OSS = {"head_dim": 16, "sliding_window": 9, "num_local_experts": 5, "num_experts_per_tok": 2}
+_GPT_OSS = _WIDE_HEADS | {"sliding_window": 9, "num_local_experts": 5, "num_experts_per_tok": 2}
 _QWEN3_MOE = {"head_dim": 20, "num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 36}
 
 # name -> (transformers' model, what differs from _COMMON)
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama2": ("Llama", {"num_key_value_heads": 6, "tie_word_embeddings": False}),
+    "llama2": ("Llama", {"num_key_value_heads": 6, "intermediate_size": 80, "tie_word_embeddings": False}),
     "llama3": ("Llama", {"rope_parameters": _LLAMA3_ROPE, "tie_word_embeddings": True}),
     "llama-yarn-bias": ("Llama", {"rope_parameters": _YARN_ROPE, "attention_bias": True, "mlp_bias": True}),
     "llama-linear": ("Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}}),
-    "mistral": ("Mistral", {"sliding_window": 12, "head_dim": 16}),
+    "mistral": ("Mistral", _WIDE_HEADS | {"sliding_window": 12}),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
     "qwen2-window": ("Qwen2", {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1}),
     "gemma2": ("Gemma2", _GEMMA | {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 5.0}),
     "gemma3": ("Gemma3", _GEMMA | {"attention_bias": True, "tie_word_embeddings": False}),
     "gemma3-scaled": ("Gemma3", _GEMMA | {"rope_parameters": _GEMMA_ROPES, "hidden_activation": "gelu"}),
     "phi3": ("Phi3", {"sliding_window": 13}),
-    "phi4": ("Phi3", {"tie_word_embeddings": True, "hidden_size": 96, "rope_parameters": _LONGROPE} | _LONGROPE_LENGTH),
+    "phi4": ("Phi3", _PHI4 | {"tie_word_embeddings": True, "rope_parameters": _LONGROPE}),
     "qwen3": ("Qwen3", {"head_dim": 20, "attention_bias": True}),
     "mixtral": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 12}),
     "qwen3-moe": ("Qwen3Moe", _QWEN3_MOE | {"norm_topk_prob": True, "mlp_only_layers": [1]}),

@@ -13,12 +13,13 @@ from vllm_triton.compile.aot import TARGETS, compile_case
 from vllm_triton.ops.errors import RegistryError
 from vllm_triton.ops.registry import OPS
 
+# Target by target, since the first case of a target compiles all of them: two workers seldom meet at one.
 CASES = [
     pytest.param(op.name, implementation.name, index, target, id=f"{op.name}-{implementation.name}-{index}-{target}")
+    for target in TARGETS
     for op in OPS.values()
     for implementation in op.implementations.values()
     for index in range(len(implementation.compile_cases))
-    for target in TARGETS
     if target not in implementation.compile_cases[index].without
 ]
 

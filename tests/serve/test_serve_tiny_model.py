@@ -22,6 +22,8 @@ BOS = 1
 TEMPLATE = "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
 TEMPLATE += "{% if add_generation_prompt %}[assistant]{% endif %}"
 MESSAGES = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}]
+# Natively, kernels compile for steps of every size up to the largest.
+SIZES = {"num_kv_blocks": 11, "max_num_seqs": 4, "max_num_batched_tokens": 128}
 # Fits the context of 256 tokens, but not the ten blocks of 16.
 TOO_LONG = "x" * 200
 LONG = {"max_tokens": 60, "ignore_eos": True, "temperature": 0}
@@ -107,7 +109,7 @@ class Reports(Metrics):
 @pytest.fixture(scope="module")
 def tiny(folder):
     """A running server, its gate, and what it reported."""
-    config = EngineConfig(folder, dtype="float32", num_kv_blocks=11, max_num_seqs=4)
+    config = EngineConfig(folder, dtype="float32", **SIZES)
     core = EngineCore(config)
     gate, reports = Gate(core), Reports()
     with run_server(AsyncEngine(config, core, reports)) as server:
@@ -119,7 +121,7 @@ def tiny(folder):
 @pytest.mark.parametrize("stream", [False, True])
 def test_served_and_offline_chats_have_the_same_prompt(tiny, folder, stream):
     server, gate, _ = tiny
-    llm = LLM(folder, dtype="float32", num_kv_blocks=11, max_num_seqs=4)
+    llm = LLM(folder, dtype="float32", **SIZES)
     [offline] = llm.chat(MESSAGES, SamplingParams(temperature=0, max_tokens=3), use_tqdm=False)
     expected = [BOS, *llm.tokenizer.encode("[system]be brief[user]hello[assistant]", add_special_tokens=False)]
     assert offline.prompt_token_ids == expected
