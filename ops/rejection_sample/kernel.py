@@ -13,7 +13,7 @@ import triton.language as tl
 from vllm_triton.ops.launch import CompileCase, launch, supports_triton
 from vllm_triton.ops.rejection_sample import reference
 from vllm_triton.ops.rejection_sample.op import rejection_sample
-from vllm_triton.ops.sample_tokens.kernel import select_config
+from vllm_triton.ops.sample_tokens.kernel import first_passed, select_config
 
 ACCEPT_FROM = tl.constexpr(reference.ACCEPT_FROM)
 REPLACE_FROM = tl.constexpr(reference.REPLACE_FROM)
@@ -63,11 +63,8 @@ def _replacement(target_ptr, draft_ptr, draft_offset, own, uniform, V: tl.conste
                 mass_before = tl.where(is_taken, mass, mass_before)
                 mass += here
     left = _left(target_ptr, draft_ptr, draft_offset, own, block, V, BLOCK_V)
-    tokens = block + tl.arange(0, BLOCK_V)
-    passed = (left > 0) & (mass_before + tl.cumsum(left, axis=0) > wanted)
-    first_passed = tl.min(tl.where(passed, tokens, V))
-    # A scan rounds differently from a sum and may end just short of it: then the last token with mass is taken.
-    return tl.where(first_passed < V, first_passed, tl.max(tl.where(left > 0, tokens, 0)))
+    # Where nothing is left, which rounding alone can bring about, any token does.
+    return tl.maximum(first_passed(left, mass_before, wanted, block, V, BLOCK_V), 0)
 
 
 @triton.jit(

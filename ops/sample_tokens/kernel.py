@@ -140,6 +140,19 @@ def _top_p_floor(logits_ptr, low, high, top_p, peak, temperature, min_p, V: tl.c
 
 
 @triton.jit
+def first_passed(weights, mass_before, wanted, start, V: tl.constexpr, BLOCK_V: tl.constexpr):
+    """The first token of the block from `start` on at which the running mass passes `wanted`.
+
+    A scan rounds differently from a sum and may end just short of it: then the last token with weight, -1 without any.
+    """
+    tokens = start + tl.arange(0, BLOCK_V)
+    kept = weights > 0
+    passed = kept & (mass_before + tl.cumsum(weights, axis=0) > wanted)
+    first = tl.min(tl.where(passed, tokens, V))
+    return tl.where(first < V, first, tl.max(tl.where(kept, tokens, -1)))
+
+
+@triton.jit
 def _draw(logits_ptr, floor, uniform, peak, temperature, min_p, V: tl.constexpr, BLOCK_V: tl.constexpr):
     """The first token at which the running mass of the kept ones passes uniform * total."""
     # The first pass sums the whole row. The second takes blocks with mass up to the one at which the running mass
@@ -163,12 +176,7 @@ def _draw(logits_ptr, floor, uniform, peak, temperature, min_p, V: tl.constexpr,
 
     logits = _load_logits(logits_ptr, block, V, BLOCK_V)
     weights = tl.where(_key(logits) >= floor, _weights(logits, peak, temperature, min_p), 0.0)
-    tokens = block + tl.arange(0, BLOCK_V)
-    kept = weights > 0
-    passed = kept & (mass_before + tl.cumsum(weights, axis=0) > wanted)
-    first_passed = tl.min(tl.where(passed, tokens, V))
-    # A scan rounds differently from a sum and may end just short of it: then the last kept token is drawn.
-    return tl.where(first_passed < V, first_passed, tl.max(tl.where(kept, tokens, -1)))
+    return first_passed(weights, mass_before, wanted, block, V, BLOCK_V)
 
 
 @triton.jit(
