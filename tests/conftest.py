@@ -19,3 +19,11 @@ settings.register_profile(
     "project", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
 settings.load_profile("project")
+
+# These take longest: first, so that no worker is left with one alone at the end.
+_LONG_FILES = ("test_natively.py", "test_compiles_for_gpus.py", "test_gpu_check.py", "test_smollm2.py")
+
+
+def pytest_collection_modifyitems(items):
+    places = {name: place for place, name in enumerate(_LONG_FILES)}
+    items.sort(key=lambda item: places.get(item.path.name, len(places)))

@@ -1,5 +1,5 @@
 """Kernels here run natively. The process of the other tests interprets Triton, as settled at triton's import: there
-only `test_natively.py` is collected, and it starts one process for each of the other files, which are collected then.
+only `test_natively.py` is collected, and it starts processes for the other files, which are collected then.
 
 One of them alone: TRITON_INTERPRET=0 python -m pytest tests/triton_cpu/test_launch.py
 """

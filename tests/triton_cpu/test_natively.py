@@ -11,32 +11,44 @@ import pytest
 
 from vllm_triton.compile.triton_cpu import toolchain
 
-_FILES = sorted(file.name for file in Path(__file__).parent.glob("test_*.py") if file.name != Path(__file__).name)
+_FOLDER = Path(__file__).parent
+_LONG = ("test_elementwise.py", "test_isas.py", "test_checks.py", "test_engine.py", "test_inductor.py")
+# The others share processes, of which each takes seconds to start.
+_SHORT = sorted({file.name for file in _FOLDER.glob("test_*.py")} - {*_LONG, "test_ops.py", Path(__file__).name})
 _BOTH_LAUNCHERS = ("test_debugging.py", "test_launch.py", "test_recording.py")
 # Once more with bounds checks: every op's kernel among them.
-_CHECKED_TOO = ("test_functions.py", "test_kernels.py", "test_operations.py", "test_ops.py")
-_ENGINE = ("../engine", "../models", "../serve")
-# Here every replay of a graph is compared with the same step uncaptured.
-_GRAPHS_CHECKED = ("../engine", "../models")
-_CASES = [
-    *((name, "native", "0") for name in _ENGINE),
-    *((name, "native", "0") for name in _FILES),
-    *((name, "ctypes", "0") for name in _BOTH_LAUNCHERS),
-    *((name, "native", "1") for name in _CHECKED_TOO),
-]
+_CHECKED_TOO = ("test_functions.py", "test_kernels.py", "test_operations.py")
+_NATIVE, _CTYPES = {"VLLM_TRITON_CPU_LAUNCHER": "native"}, {"VLLM_TRITON_CPU_LAUNCHER": "ctypes"}
+_CHECKED = {"VLLM_TRITON_CPU_CHECK": "1"}
+# Every replay of a graph is compared with the same step uncaptured.
+_GRAPHS_CHECKED = {"VLLM_TRITON_GRAPH_CHECK": "1"}
+_DEFAULTS = {"VLLM_TRITON_CPU_CHECK": "0", "VLLM_TRITON_GRAPH_CHECK": "0"}
+# The longest first, so that no worker is left with one alone at the end.
+_CASES = {
+    "models": (["../models"], _NATIVE | _GRAPHS_CHECKED),
+    "ops": (["test_ops.py"], _NATIVE),
+    "engine": (["../engine"], _NATIVE | _GRAPHS_CHECKED),
+    "ops, checked": (["test_ops.py"], _NATIVE | _CHECKED),
+    **{f"short {part}": (_SHORT[part::3], _NATIVE) for part in range(3)},
+    **{file: ([file], _NATIVE) for file in _LONG},
+    "serve": (["../serve"], _NATIVE),
+    "short, checked": (_CHECKED_TOO, _NATIVE | _CHECKED),
+    "short, by ctypes": (_BOTH_LAUNCHERS, _CTYPES),
+}
 
 
 @pytest.mark.timeout(900)  # each test of such a process has the usual limit
-@pytest.mark.parametrize(("file", "launcher", "checked"), _CASES)
-def test_in_a_process_of_its_own(file, launcher, checked):
+@pytest.mark.parametrize(("files", "variables"), _CASES.values(), ids=_CASES)
+def test_in_a_process_of_their_own(files, variables):
     if reason := toolchain.why_no_compiler():
         pytest.skip(reason)
-    environment = {**os.environ, "TRITON_INTERPRET": "0", "VLLM_TRITON_CPU_LAUNCHER": launcher}
-    environment["VLLM_TRITON_CPU_CHECK"] = checked
-    environment["VLLM_TRITON_GRAPH_CHECK"] = str(int(file in _GRAPHS_CHECKED))
     # What pytest-xdist and pytest-cov set for this process is not for its child.
-    environment = {name: value for name, value in environment.items() if not name.startswith(("PYTEST_", "COV_"))}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "COV_"))}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider"]
-    path = Path(__file__).parent / file
-    result = subprocess.run([*command, str(path)], env=environment, capture_output=True, text=True)
+    result = subprocess.run(
+        [*command, *(str(_FOLDER / file) for file in files)],
+        env=inherited | _DEFAULTS | variables | {"TRITON_INTERPRET": "0"},
+        capture_output=True,
+        text=True,
+    )
     assert result.returncode == 0, f"{result.stdout}\n{result.stderr}"
