@@ -184,7 +184,8 @@ def _paged_attention_kernel(
         value = tl.load(value_cache_ptr + value_offsets[:, None] + columns[None, :], mask=load_mask, other=0.0)
 
         scores = tl.dot(query, tl.trans(key.to(query.dtype)), input_precision="ieee")
-        if HAS_SOFTCAP:  # tanh(x) = 1 - 2 / (exp(2 x) + 1)
+        # tanh(x) = 1 - 2 / (exp(2 x) + 1), without softcap_logits' series near 0: of a score the absolute error counts.
+        if HAS_SOFTCAP:
             doubled = scores * (score_scale * 2 * LOG2_E / softcap)
             scores = (softcap * LOG2_E) * (1 - 2 / (tl.exp2(doubled) + 1))
         else:
