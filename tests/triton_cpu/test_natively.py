@@ -1,5 +1,5 @@
-"""Runs the other files of this folder, and the suites of the engine, in processes that do not interpret Triton: there
-the engine runs on Triton kernels alone.
+"""Runs the other files of this folder, and suites of the ops and the engine, in processes that do not interpret Triton:
+there the engine runs on Triton kernels alone.
 """
 
 import os
@@ -15,6 +15,8 @@ _FOLDER = Path(__file__).parent
 _LONG = ("test_elementwise.py", "test_isas.py", "test_checks.py", "test_engine.py", "test_inductor.py")
 # The others share processes, of which each takes seconds to start.
 _SHORT = sorted({file.name for file in _FOLDER.glob("test_*.py")} - {*_LONG, "test_ops.py", Path(__file__).name})
+# Here they draw more than the interpreter can.
+_DRAWS = ("../ops/test_rejection_sample.py", "../ops/test_sample_tokens.py")
 _BOTH_LAUNCHERS = ("test_debugging.py", "test_launch.py", "test_recording.py")
 # Once more with bounds checks: every op's kernel among them.
 _CHECKED_TOO = ("test_functions.py", "test_kernels.py", "test_operations.py")
@@ -31,6 +33,7 @@ _CASES = {
     "ops, checked": (["test_ops.py"], _NATIVE | _CHECKED),
     **{f"short {part}": (_SHORT[part::3], _NATIVE) for part in range(3)},
     **{file: ([file], _NATIVE) for file in _LONG},
+    "draws": (_DRAWS, _NATIVE),
     "serve": (["../serve"], _NATIVE),
     "short, checked": (_CHECKED_TOO, _NATIVE | _CHECKED),
     "short, by ctypes": (_BOTH_LAUNCHERS, _CTYPES),
