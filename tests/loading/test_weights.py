@@ -38,7 +38,8 @@ def test_every_parameter_is_filled(parts, family):
     attention = model.layers[1].self_attn
     keys = slice(attention.query_size, attention.query_size + attention.kv_size)
     expected = tensors[NAME] if NAME in tensors else tensors[PACKED_NAME][keys]
-    assert torch.equal(attention.qkv_proj.slots()[1][0], expected)
+    [weight] = attention.qkv_proj.runs()
+    assert torch.equal(weight.weight[keys], expected)
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ def test_every_expert_finds_its_place_or_is_named(family, name, tmp_path):
     load_weights(model, tensors.items(), "here")
     expert = int(name.split(".experts.")[1].split(".")[0])
     block = model.layers[int(name.split(".")[2])].mlp
-    assert torch.equal(block.w1[expert, tensors[name].shape[0] :], tensors[name])
+    assert torch.equal(block.w1.weight[expert, tensors[name].shape[0] :], tensors[name])
     with pytest.raises(ModelError, match=rf"here: tensor {name} must have shape .*, got \[2, 3\]"):
         load_weights(model, (tensors | {name: torch.ones(2, 3)}).items(), "here")
     del tensors[name]

@@ -17,6 +17,8 @@ _LONG = ("test_elementwise.py", "test_isas.py", "test_checks.py", "test_engine.p
 _SHORT = sorted({file.name for file in _FOLDER.glob("test_*.py")} - {*_LONG, "test_ops.py", Path(__file__).name})
 # Here they draw more than the interpreter can.
 _DRAWS = ("../ops/test_rejection_sample.py", "../ops/test_sample_tokens.py")
+# What else is there compares layers, not kernels.
+_QUANTIZED = tuple(f"../quantization/test_{part}.py" for part in ("int4_models", "scaled_experts", "steps"))
 _BOTH_LAUNCHERS = ("test_debugging.py", "test_launch.py", "test_recording.py")
 # Once more with bounds checks: every op's kernel among them.
 _CHECKED_TOO = ("test_functions.py", "test_kernels.py", "test_operations.py")
@@ -28,6 +30,7 @@ _DEFAULTS = {"VLLM_TRITON_CPU_CHECK": "0", "VLLM_TRITON_GRAPH_CHECK": "0"}
 # The longest first, so that no worker is left with one alone at the end.
 _CASES = {
     "models": (["../models"], _NATIVE | _GRAPHS_CHECKED),
+    "quantization": (_QUANTIZED, _NATIVE | _GRAPHS_CHECKED),
     "ops": (["test_ops.py"], _NATIVE),
     "engine": (["../engine"], _NATIVE | _GRAPHS_CHECKED),
     "ops, checked": (["test_ops.py"], _NATIVE | _CHECKED),
