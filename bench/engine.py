@@ -1,12 +1,13 @@
 """Tokens per second of the engine on three workloads, beside transformers and the machine's roof.
 
 usage: python bench/engine.py [--json] [--with-hf] [--model PATH] [--quantized] [--repeats N] [--kernels op=impl,...]
-                              [--compile-backend eager|inductor]
+                              [--compile-backend eager|inductor] [--quantization NAME]
        python bench/engine.py --breakdown [--json] [--model PATH] [--quantized] [--kernels op=impl,...]
     --with-hf    measures transformers too, in the same run
     --breakdown  says where the time of a decode step goes, instead
     --model      a Hugging Face folder; by default the demo model, written out once in bfloat16
     --quantized  measures the demo model's GGUF file, whose weights stay packed, instead of its bfloat16 form
+    --quantization  the engine's setting of that name: int8_per_channel, for one
 
 Each engine runs in a process of its own, alone; each workload --repeats times after a warm-up, the median counts.
 rss_ratio is the growth of the resident memory from the imports to the first tokens, over the bytes of the weights and
@@ -39,7 +40,7 @@ def main() -> None:
         print(json.dumps(measure(args)))
         return
     model = args.model or (demo_gguf() if args.quantized else demo_in_bfloat16())
-    result: dict[str, Any] = {"model": Path(model).name, "dtype": DTYPE}
+    result: dict[str, Any] = {"model": Path(model).name, "dtype": DTYPE, "quantization": args.quantization}
     if args.breakdown:
         result["breakdown"] = _in_process("breakdown", model, args)
     else:
@@ -68,6 +69,7 @@ def _arguments() -> argparse.ArgumentParser:
     what.add_argument("--breakdown", action="store_true")
     parser.add_argument("--model")
     parser.add_argument("--quantized", action="store_true")
+    parser.add_argument("--quantization", default="auto")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--kernels", default="")
     parser.add_argument("--compile-backend", help="eager or inductor; by default the platform's")
@@ -77,7 +79,7 @@ def _arguments() -> argparse.ArgumentParser:
 
 def _in_process(engine: str, model: str, args: argparse.Namespace) -> dict[str, Any]:
     command = [sys.executable, __file__, "--engine", engine, "--model", str(model)]
-    command += ["--repeats", str(args.repeats), "--kernels", args.kernels]
+    command += ["--repeats", str(args.repeats), "--kernels", args.kernels, "--quantization", args.quantization]
     command += ["--compile-backend", args.compile_backend] if args.compile_backend else []
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
@@ -90,6 +92,7 @@ def _settings(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "model": args.model,
         "dtype": DTYPE,
+        "quantization": args.quantization,
         "max_model_len": 2048,
         "block_size": w.BLOCK_SIZE,
         "kernels": parse_choices(args.kernels),
