@@ -1,13 +1,14 @@
 """What a GPU alone can show, within 8 minutes: are the kernels right, do graphs replay what they captured, how fast.
 
 usage: PYTHONPATH=. python bench/gpu_check.py [--parts NAME,...] [--scale tiny]
-    --parts  some of op:NAME, replay, speed, floor; default: all
+    --parts  some of op:NAME, replay, speed, floor, kernels; default: all
     --scale  "tiny" is for a test of this script, which runs it on a CPU as well; its figures say nothing
 
     op:NAME  every kernel of the op against its reference
     replay   every decode bucket captured, its replays equal to the same step uncaptured, bit by bit
     speed    a decode step of a 135M model, eager (-O0) and captured (-O2)
     floor    a decode step of Llama-3-8B's shape beside the time that reading its weights and KV cache takes alone
+    kernels  single kernels beside a copy's bandwidth and torch's own products, and what is aimed at
 
 Needs torch, triton and numpy; weights are random. Each part runs in a process of its own and has a limit: one that
 fails, hangs or breaks the GPU's context is a row of the table. The last line of stdout is one JSON object.
@@ -31,7 +32,7 @@ TOTAL_SECONDS = 460
 # The time of an op's checks goes into compiling, which one process does for one kernel at a time.
 OPS_AT_ONCE = 16
 # Seconds of each part.
-LIMITS = {"op": 60, "replay": 90, "speed": 90, "floor": 150}
+LIMITS = {"op": 60, "replay": 75, "speed": 75, "floor": 130, "kernels": 60}
 
 Row = dict[str, Any]  # "part" and "what", then figures, or "error"
 
@@ -96,7 +97,7 @@ def _all_parts() -> list[str]:
     import vllm_triton.ops  # noqa: F401  (fills the registry)
     from vllm_triton.ops.registry import OPS
 
-    return [*(f"op:{name}" for name in sorted(OPS)), "replay", "speed", "floor"]
+    return [*(f"op:{name}" for name in sorted(OPS)), "replay", "speed", "floor", "kernels"]
 
 
 def start_part(part: str, scale: str, end: float) -> list[Row]:
@@ -134,6 +135,7 @@ def _run_part(part: str, scale_name: str, device: str) -> None:
         "replay": gpu_parts.check_replays,
         "speed": gpu_parts.compare_levels,
         "floor": gpu_parts.compare_with_floor,
+        "kernels": gpu_parts.compare_kernels,
     }
     name, _, op = part.partition(":")
     try:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import gpu_kernels
 import torch
 
 import vllm_triton.ops  # noqa: F401  (fills the registry)
@@ -332,6 +333,13 @@ def compare_with_floor(device: str, scale: Scale) -> Iterator[Row]:
             "percent_of_floor": round(100 * floor / seconds, 1),
             "tok_s": round(count / seconds, 1),
         }
+
+
+def compare_kernels(device: str, scale: Scale) -> Iterator[Row]:
+    """Single kernels beside the bandwidth of a copy, and products beside the library's."""
+    bandwidth = _copy_bandwidth(device, scale.copied_bytes)
+    yield {"what": "copy", "gb_s": round(bandwidth / 1e9, 1)}
+    yield from gpu_kernels.compare_kernels(device, bandwidth, is_small=scale is SCALES["tiny"])
 
 
 def _longest(scale: Scale) -> int:

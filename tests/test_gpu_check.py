@@ -53,7 +53,7 @@ def test_without_a_gpu_it_says_so_and_is_content(run_bare):
 def test_all_parts_run_on_a_cpu(run_bare):
     if reason := toolchain.why_no_compiler():
         pytest.skip(reason)
-    done = run_bare("bench/gpu_check.py", "--scale", "tiny", "--parts", "op:silu_and_mul,replay,speed,floor")
+    done = run_bare("bench/gpu_check.py", "--scale", "tiny", "--parts", "op:silu_and_mul,replay,speed,floor,kernels")
     assert done.returncode == 0, done.stdout + done.stderr
     *table, total, last = done.stdout.splitlines()
     result = json.loads(last)
@@ -71,6 +71,10 @@ def test_all_parts_run_on_a_cpu(run_bare):
     assert replays == whole_steps | {"pieces of 2 tokens": 4, "pieces of 4 tokens": 8}
     assert [row["what"] for row in rows if row.get("times_as_fast", 0) > 0] == ["1 requests", "3 requests"]
     assert sum(row.get("percent_of_floor", 0) > 0 for row in rows) == 2
+    kernels = [row for row in rows if row["part"] == "kernels"]
+    assert kernels[0]["what"] == "copy" and all("aim" in row or "library" in row for row in kernels[1:])
+    assert any(row["what"].startswith("paged_attention decode") and row["percent_of_copy"] > 0 for row in kernels)
+    assert any(row["what"].startswith("linear") and row["percent"] > 0 for row in kernels)
 
 
 def test_an_unknown_part_is_named(run_bare):
