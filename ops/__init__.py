@@ -11,6 +11,7 @@ from vllm_triton.ops.apply_token_bitmask import apply_token_bitmask
 from vllm_triton.ops.embedding import embedding
 from vllm_triton.ops.fused_add_rms_norm import fused_add_rms_norm
 from vllm_triton.ops.fused_moe import fused_moe
+from vllm_triton.ops.fused_moe_w4a16 import fused_moe_w4a16
 from vllm_triton.ops.fused_qk_norm_rope import fused_qk_norm_rope
 from vllm_triton.ops.gelu_and_mul import gelu_and_mul
 from vllm_triton.ops.gguf_embedding import gguf_embedding
@@ -41,6 +42,7 @@ __all__ = [
     "embedding",
     "fused_add_rms_norm",
     "fused_moe",
+    "fused_moe_w4a16",
     "fused_qk_norm_rope",
     "gelu_and_mul",
     "gguf_embedding",

@@ -23,7 +23,7 @@ class FusedMoeConfig:
     num_stages: int
 
 
-def _slots_per_expert(num_tokens: int, num_choices: int, num_experts: int) -> int:
+def slots_per_expert(num_tokens: int, num_choices: int, num_experts: int) -> int:
     """On average, and the same for all numbers of tokens up to a power of two: kernels differ by no more than that."""
     return next_power_of_2(num_tokens) * num_choices // num_experts
 
@@ -40,7 +40,7 @@ def select_config(
         itemsize: bytes of an element of the weights.
         blocks: whether scales are of blocks of the weights: no tile is deeper than one.
     """
-    average = _slots_per_expert(num_tokens, num_choices, num_experts)
+    average = slots_per_expert(num_tokens, num_choices, num_experts)
     if average <= 16:  # tl.dot has no smaller tile
         depth = min(256 // itemsize, SCALE_BLOCK) if blocks else 256 // itemsize
         return FusedMoeConfig(16, 32, 64, depth, group=1, num_warps=4, num_stages=3)
@@ -64,7 +64,7 @@ def select_cpu_config(
         depth: columns of x.
         blocks: whether scales are of blocks of the weights: no tile is deeper than one.
     """
-    average = _slots_per_expert(num_tokens, num_choices, num_experts)
+    average = slots_per_expert(num_tokens, num_choices, num_experts)
     block_t = min(next_power_of_2(num_tokens), 32 if average <= 24 else next_power_of_2(2 * average), 256)
     block_n = 16 if block_t <= 4 else 64 if block_t <= 32 else 128
     deepest = SCALE_BLOCK if blocks else 4096 if block_t <= 32 else 1024

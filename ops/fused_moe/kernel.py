@@ -22,33 +22,12 @@ import triton.language as tl
 from vllm_triton.ops.fused_moe.config import select_config, select_cpu_config
 from vllm_triton.ops.fused_moe.op import fused_moe
 from vllm_triton.ops.fused_moe.product import expert_scales, product, row_offsets
-from vllm_triton.ops.fused_moe.reference import SWIGLU_ALPHA, has_blocks, scale_group
+from vllm_triton.ops.fused_moe.reference import has_blocks, scale_group
+from vllm_triton.ops.fused_moe.tiles import block_and_tile, slots_of_block, store_activation, store_result
 from vllm_triton.ops.launch import WITHOUT_FP8, CompileCase, ceil_div, launch, rows_aligned, supports_weights
 from vllm_triton.ops.moe_align_block_size.kernel import launch_moe_align_block_size
 from vllm_triton.ops.moe_sum.kernel import launch_moe_sum
 from vllm_triton.ops.scaled_quant.kernel import launch_scaled_quant
-
-MINUS_LOG2_E = tl.constexpr(-1.4426950408889634)
-_SWIGLU_ALPHA = tl.constexpr(SWIGLU_ALPHA)
-
-
-@triton.jit
-def _block_and_tile(program, num_blocks, num_tiles, GROUP: tl.constexpr):
-    """Blocks in groups, tile by tile: blocks of one expert follow each other on the same tile of its weight."""
-    first = program // (GROUP * num_tiles) * GROUP
-    group_size = min(num_blocks - first, GROUP)
-    within = program % (GROUP * num_tiles)
-    return first + within % group_size, within // group_size
-
-
-@triton.jit
-def _swiglu(gate, up, LIMIT: tl.constexpr):
-    """silu_and_mul, or with a limit the activation of gpt-oss."""
-    if LIMIT == 0:
-        return gate / (1.0 + tl.exp2(gate * MINUS_LOG2_E)) * up
-    gate = tl.minimum(gate, LIMIT, propagate_nan=tl.PropagateNan.ALL)
-    up = tl.clamp(up, -LIMIT, LIMIT, propagate_nan=tl.PropagateNan.ALL)
-    return gate / (1.0 + tl.exp2(gate * (_SWIGLU_ALPHA * MINUS_LOG2_E))) * (up + 1.0)
 
 
 @triton.jit(do_not_specialize=["num_slots", "num_blocks", "x_stride_t", "x_scale_stride_t"])
@@ -81,11 +60,11 @@ def _gate_up_kernel(
     HAS_BLOCKS: tl.constexpr,
     LIMIT: tl.constexpr,
 ):
-    block, tile = _block_and_tile(tl.program_id(0), num_blocks, tl.cdiv(I, BLOCK_N), GROUP)
+    block, tile = block_and_tile(tl.program_id(0), num_blocks, tl.cdiv(I, BLOCK_N), GROUP)
     expert = tl.load(block_experts_ptr + block)
     if expert < 0:
         return
-    slots = tl.load(sorted_slots_ptr + block.to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T))
+    slots = slots_of_block(sorted_slots_ptr, block, BLOCK_T)
     is_slot = slots < num_slots
     # Rows of the gate's and the up projection's weight by turns: one product gives both, side by side.
     pairs = tile * BLOCK_N + tl.arange(0, 2 * BLOCK_N) // 2
@@ -114,11 +93,7 @@ def _gate_up_kernel(
     if w1_bias_ptr is not None:
         bias_ptrs = w1_bias_ptr + row_offsets(expert, w1_bias_stride_x, False) + weight_rows
         total += tl.load(bias_ptrs, mask=pairs < I, other=0.0).to(tl.float32)[None, :]
-    gate, up = tl.split(tl.reshape(total, [BLOCK_T, BLOCK_N, 2]))
-    activation = _swiglu(gate, up, LIMIT)
-    columns = tile * BLOCK_N + tl.arange(0, BLOCK_N)
-    out_ptrs = activation_ptr + (slots.to(tl.int64) * I)[:, None] + columns[None, :]
-    tl.store(out_ptrs, activation, mask=is_slot[:, None] & (columns < I)[None, :])
+    store_activation(activation_ptr, total, slots, is_slot, tile, I, LIMIT)
 
 
 @triton.jit(do_not_specialize=["num_slots", "num_blocks", "activation_scale_stride", "weights_stride_t"])
@@ -151,11 +126,11 @@ def _down_kernel(
     ALIGNED: tl.constexpr,
     HAS_BLOCKS: tl.constexpr,
 ):
-    block, tile = _block_and_tile(tl.program_id(0), num_blocks, tl.cdiv(E, BLOCK_N), GROUP)
+    block, tile = block_and_tile(tl.program_id(0), num_blocks, tl.cdiv(E, BLOCK_N), GROUP)
     expert = tl.load(block_experts_ptr + block)
     if expert < 0:
         return
-    slots = tl.load(sorted_slots_ptr + block.to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T))
+    slots = slots_of_block(sorted_slots_ptr, block, BLOCK_T)
     is_slot = slots < num_slots
     columns = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     if w2_scale_ptr is not None:
@@ -181,10 +156,7 @@ def _down_kernel(
     if w2_bias_ptr is not None:
         bias_ptrs = w2_bias_ptr + row_offsets(expert, w2_bias_stride_x, False) + columns
         total += tl.load(bias_ptrs, mask=columns < E, other=0.0).to(tl.float32)[None, :]
-    routing_ptrs = topk_weights_ptr + row_offsets(slots // K, weights_stride_t, False) + slots % K
-    routing = tl.load(routing_ptrs, mask=is_slot, other=0.0)
-    out_ptrs = result_ptr + (slots.to(tl.int64) * E)[:, None] + columns[None, :]
-    tl.store(out_ptrs, total * routing[:, None], mask=is_slot[:, None] & (columns < E)[None, :])
+    store_result(result_ptr, topk_weights_ptr, weights_stride_t, total, slots, is_slot, columns, E, K)
 
 
 def _compile_cases(

@@ -1,5 +1,7 @@
 """The experts one after another, by torch's own products; the host reads which of them have tokens."""
 
+from collections.abc import Iterator
+
 import torch
 
 from vllm_triton.ops.fused_moe.op import fused_moe
@@ -25,22 +27,27 @@ def fused_moe_torch(
     a1_scale: torch.Tensor | None = None,
     a2_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    num_experts, num_choices = w1.shape[0], topk_ids.shape[1]
-    places = topk_ids.long()
-    if expert_map is not None:
-        places = torch.where(places < 0, -1, expert_map[places.clamp(min=0)])
-    order = places.flatten().argsort(stable=True)
-    counts = torch.bincount(places.flatten() + 1, minlength=num_experts + 1).tolist()
     out = torch.zeros_like(x, dtype=torch.float32)
-    for place, slots in enumerate(order.split(counts), start=-1):
-        if place < 0 or len(slots) == 0:
-            continue
-        tokens = slots // num_choices
+    for place, tokens, slots in chosen_experts(topk_ids, expert_map, w1.shape[0]):
         gate, up = _product(x[tokens], w1, place, w1_bias, w1_scale, a1_scale, num_parts=2)
         activation = _swiglu(gate, up, swiglu_limit).to(x.dtype)
         (result,) = _product(activation, w2, place, w2_bias, w2_scale, a2_scale, num_parts=1)
         out.index_add_(0, tokens, result * topk_weights.flatten()[slots, None])
     return out.to(x.dtype)
+
+
+def chosen_experts(
+    topk_ids: torch.Tensor, expert_map: torch.Tensor | None, num_experts: int
+) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+    """Of each that is here and was chosen: where it lies, its slots' tokens, and the slots."""
+    places = topk_ids.long()
+    if expert_map is not None:
+        places = torch.where(places < 0, -1, expert_map[places.clamp(min=0)])
+    order = places.flatten().argsort(stable=True)
+    counts = torch.bincount(places.flatten() + 1, minlength=num_experts + 1).tolist()
+    for place, slots in enumerate(order.split(counts), start=-1):
+        if place >= 0 and len(slots):
+            yield place, slots // topk_ids.shape[1], slots
 
 
 def _product(

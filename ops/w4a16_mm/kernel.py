@@ -52,6 +52,45 @@ def _columns_of_x(order_ptr, start, COUNT: tl.constexpr):
     return columns
 
 
+@triton.jit
+def product_of_few(
+    x_ptrs,  # [BLOCK_T, 1]: rows of x
+    x_mask,  # [BLOCK_T, 1]
+    order_ptr,  # [32*Q], or None
+    quants_ptrs,  # [BLOCK_J, 16]: rows of the weight
+    scales_ptrs,  # [BLOCK_J, 16]
+    zeros_ptrs,  # [BLOCK_J, 16], or None
+    quants_stride_w,
+    scales_stride_s,
+    zeros_stride_s,
+    Q,
+    S,
+):
+    """[BLOCK_T, BLOCK_J, 16], float32, see the module's docstring."""
+    BLOCK_T: tl.constexpr = x_ptrs.shape[0]
+    BLOCK_J: tl.constexpr = quants_ptrs.shape[0]
+    quants_ptrs = quants_ptrs[:, None, :] + (tl.arange(0, 4) * quants_stride_w)[None, :, None]
+    field = (15 << 4 * tl.arange(0, 8))[:, None]
+    power = 1 / (1 << 4 * (tl.arange(0, 32) % 8)).to(tl.float32)
+    total = tl.zeros([BLOCK_T, BLOCK_J, 16], dtype=tl.float32)
+    for group in range(S):
+        product = tl.zeros([BLOCK_T, BLOCK_J, 16], dtype=tl.float32)
+        x_lanes = tl.zeros([BLOCK_T, 32], dtype=tl.float32)
+        for block in range(Q // S * group, Q // S * (group + 1)):
+            x = tl.load(x_ptrs + _columns_of_x(order_ptr, block * 32, 32), mask=x_mask, other=0.0).to(tl.float32)
+            quants = tl.load(quants_ptrs + block * 4 * quants_stride_w)[:, :, None, :]  # [BLOCK_J, 4, 1, 16]
+            values = (quants & field).to(tl.uint32, bitcast=True).to(tl.float32)  # [BLOCK_J, 4, 8, 16]
+            product += tl.sum(tl.sum(values * tl.reshape(x * power, [BLOCK_T, 1, 4, 8, 1]), axis=3), axis=2)
+            x_lanes += x
+        x_sum = tl.sum(x_lanes, axis=1)[:, None, None]
+        scale = tl.load(scales_ptrs + group * scales_stride_s).to(tl.float32)  # [BLOCK_J, 16]
+        if zeros_ptrs is not None:
+            total += (product - tl.load(zeros_ptrs + group * zeros_stride_s).to(tl.float32) * x_sum) * scale
+        else:
+            total += (product - _MIDDLE * x_sum) * scale
+    return total
+
+
 @triton.jit(do_not_specialize=["T", "x_stride_t", "J", "Q", "S", *_STRIDES])
 def _few_tokens_kernel(
     x_ptr,  # [T, 32*Q]
@@ -79,31 +118,24 @@ def _few_tokens_kernel(
     groups = tl.program_id(0).to(tl.int64) * BLOCK_J + tl.arange(0, BLOCK_J)
     rows = tl.arange(0, 16)
     tokens = tl.arange(0, BLOCK_T)[:, None].to(tl.int64)
-    words = (tl.arange(0, 4) * quants_stride_w)[None, :, None]
-    quants_ptrs = quants_ptr + _along_groups(groups, quants_stride_j, ALIGNED)[:, None, None] + words + rows
+    quants_ptrs = quants_ptr + _along_groups(groups, quants_stride_j, ALIGNED)[:, None] + rows
     scales_ptrs = scales_ptr + _along_groups(groups, scales_stride_j, ALIGNED)[:, None] + rows
     zeros_ptrs = zeros_ptr
     if zeros_ptr is not None:
         zeros_ptrs += _along_groups(groups, zeros_stride_j, ALIGNED)[:, None] + rows
-    field = (15 << 4 * tl.arange(0, 8))[:, None]
-    power = 1 / (1 << 4 * (tl.arange(0, 32) % 8)).to(tl.float32)
-    x_ptrs = x_ptr + tokens * x_stride_t
-    total = tl.zeros([BLOCK_T, BLOCK_J, 16], dtype=tl.float32)
-    for group in range(S):
-        product = tl.zeros([BLOCK_T, BLOCK_J, 16], dtype=tl.float32)
-        x_lanes = tl.zeros([BLOCK_T, 32], dtype=tl.float32)
-        for block in range(Q // S * group, Q // S * (group + 1)):
-            x = tl.load(x_ptrs + _columns_of_x(order_ptr, block * 32, 32), mask=tokens < T, other=0.0).to(tl.float32)
-            quants = tl.load(quants_ptrs + block * 4 * quants_stride_w)[:, :, None, :]  # [BLOCK_J, 4, 1, 16]
-            values = (quants & field).to(tl.uint32, bitcast=True).to(tl.float32)  # [BLOCK_J, 4, 8, 16]
-            product += tl.sum(tl.sum(values * tl.reshape(x * power, [BLOCK_T, 1, 4, 8, 1]), axis=3), axis=2)
-            x_lanes += x
-        x_sum = tl.sum(x_lanes, axis=1)[:, None, None]
-        scale = tl.load(scales_ptrs + group * scales_stride_s).to(tl.float32)  # [BLOCK_J, 16]
-        if zeros_ptr is not None:
-            total += (product - tl.load(zeros_ptrs + group * zeros_stride_s).to(tl.float32) * x_sum) * scale
-        else:
-            total += (product - _MIDDLE * x_sum) * scale
+    total = product_of_few(
+        x_ptr + tokens * x_stride_t,
+        tokens < T,
+        order_ptr,
+        quants_ptrs,
+        scales_ptrs,
+        zeros_ptrs,
+        quants_stride_w,
+        scales_stride_s,
+        zeros_stride_s,
+        Q,
+        S,
+    )
     columns = groups[:, None] * 16 + rows
     if bias_ptr is not None:
         total += tl.load(bias_ptr + columns).to(tl.float32)
@@ -111,7 +143,7 @@ def _few_tokens_kernel(
 
 
 @triton.jit
-def _unpacked(
+def unpacked(
     quants_ptrs,  # [rows]
     scales_ptrs,  # [rows]
     zeros_ptrs,  # [rows], or None
@@ -185,7 +217,7 @@ def _tile_kernel(
     total = tl.zeros([BLOCK_T, 16 * BLOCK_J], dtype=tl.float32)
     for start in range(0, 32 * Q, BLOCK_K):
         x = tl.load(x_ptrs + _columns_of_x(order_ptr, start, BLOCK_K), mask=inside, other=0.0)
-        weight = _unpacked(
+        weight = unpacked(
             quants_ptrs,
             scales_ptrs,
             zeros_ptrs,

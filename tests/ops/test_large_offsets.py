@@ -7,6 +7,7 @@ from vllm_triton.ops import (
     embedding,
     fused_add_rms_norm,
     fused_moe,
+    fused_moe_w4a16,
     fused_qk_norm_rope,
     gelu_and_mul,
     layer_norm,
@@ -23,6 +24,7 @@ from vllm_triton.ops import (
     topk_routing,
     w4a16_mm,
 )
+from vllm_triton.ops.testing import make_inputs
 
 ROW_STRIDE = 2**30
 IMPLEMENTATIONS = pytest.mark.parametrize("implementation", ["torch", "triton"])
@@ -144,6 +146,16 @@ def test_fused_moe_of_small_numbers(implementation):
     near = (x, *weights, *routing, *biases, limit, *scales)
     far = (_far_rows(x), *map(_far_rows, weights), *routing, *map(_far_rows, biases), limit, *map(_far_rows, scales))
     _assert_far_equals_near(fused_moe, implementation, near, far)
+
+
+@IMPLEMENTATIONS
+@pytest.mark.parametrize("num_tokens", [3, 9])  # by few slots and by tiles
+def test_fused_moe_w4a16(implementation, num_tokens):
+    dims = {"T": num_tokens, "Q1": 1, "Q2": 1, "S1": 1, "S2": 1, "X": 3, "Y": 3, "K": 2, "zeros": 3}
+    near = make_inputs(fused_moe_w4a16.contract, dims, torch.float32) | {"expert_map": None}
+    moved = [name for name in near if name.startswith("w") or (name == "x" and num_tokens == 3)]
+    far = near | {name: _far_rows(near[name]) for name in moved}
+    _assert_far_equals_near(fused_moe_w4a16, implementation, tuple(near.values()), tuple(far.values()))
 
 
 @IMPLEMENTATIONS
