@@ -52,6 +52,15 @@ def _dot(a_ptr, b_ptr, c_ptr, out_ptr, m, n, k, M: tl.constexpr, N: tl.constexpr
 
 
 @triton.jit
+def _computed_dot(a_ptr, b_ptr, out_ptr, m, k, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
+    rows, columns, depth = tl.arange(0, M), tl.arange(0, N), tl.arange(0, K)
+    a = tl.load(a_ptr + rows[:, None] * K + depth, mask=(rows[:, None] < m) & (depth < k), other=0)
+    b = tl.load(b_ptr + depth[:, None] * N + columns, mask=depth[:, None] < k, other=0)
+    b = (b.to(tl.float32) * 1.5 - 2).to(a.dtype)
+    tl.store(out_ptr + rows[:, None] * N + columns, tl.dot(a, b, input_precision="ieee"))
+
+
+@triton.jit
 def _gather(x_ptr, index_ptr, out_ptr, n, BLOCK: tl.constexpr):
     offsets = tl.arange(0, BLOCK)
     index = tl.load(index_ptr + offsets)
@@ -103,6 +112,17 @@ def run_all() -> dict[str, list[torch.Tensor]]:
             _dot[(1,)](a, b, c, out, m, n, k, 1 if m == 1 else sizes[0], *sizes[1:])
             results[f"dot {dtype} {m}x{n}x{k}"] = [out]
             assert torch.equal(out.double().nan_to_num(3), (a.double() @ b.double().T + c).nan_to_num(3)), dtype
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        for m, k in ((1, 2), (3, 64), (13, 500)):
+            a, b, out = whole_numbers(16, 512, dtype=dtype), whole_numbers(512, 64, dtype=dtype), torch.empty(16, 64)
+            a[0, 0], b[k - 1, 40], b[k // 2, 33] = INF, NAN, INF
+            sizes = {"M": 1 if m == 1 else 16, "N": 64, "K": max(2, triton.next_power_of_2(k))}
+            a, out = a[:, : sizes["K"]].contiguous(), out[: sizes["M"]]
+            _computed_dot[(1,)](a, b, out, m, k, **sizes)
+            results[f"computed dot {dtype} {m}x{k}"] = [out]
+            left, right = (torch.zeros(size) for size in (a[: sizes["M"]].shape, (sizes["K"], 64)))
+            left[:m, :k], right[:k] = a[:m, :k], b[:k]
+            torch.testing.assert_close(out, left @ (right * 1.5 - 2), rtol=0, atol=0, equal_nan=True)
     for dtype in (torch.float32, torch.bfloat16, torch.int8, torch.int64):
         x, out = whole_numbers(200, dtype=dtype), torch.full((64,), 77, dtype=dtype)
         _gather[(1,)](x, torch.randperm(64), out, 60, 64)

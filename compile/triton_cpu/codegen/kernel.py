@@ -212,6 +212,8 @@ class Generator:
     @staticmethod
     def _choose(index: Expression, sides: list[Expression]) -> Expression:
         """The first side where the index is 0, the second where it is 1."""
+        if index.is_uniform and index.text in ("0", "1"):
+            return sides[int(index.text)]
         element = sides[0].element
         level = max(index.level, *(side.level for side in sides))
         if index.is_uniform and all(side.is_uniform for side in sides):
@@ -240,7 +242,7 @@ class Generator:
             nest.emit(copied)
             self.lines += nest.lines()
             return target
-        result, rounds = self._to_store(value, tuple(nest.indices), nest)
+        result, rounds = self.to_store(value, tuple(nest.indices), nest)
         if value.type.is_pointer:
             result = memory.to_address(result, value.type.pointee or "i8")
         nest.emit(f"tcpu::store<{target.storage}>({place}, {memory.stored(result, rounds)});")
@@ -257,7 +259,7 @@ class Generator:
             return None
         return memory.copy(memory.access(pointer, value.type.element, rest[0] if rest else None, nest), place)
 
-    def _to_store(self, value: Value, indices: Indices, nest: Nest) -> tuple[Expression, bool]:
+    def to_store(self, value: Value, indices: Indices, nest: Nest) -> tuple[Expression, bool]:
         """The value at `indices`, and whether the store has to round it: then a rounding before it is left out."""
         operation = value.producer
         computed = value in self.buffers or (value, indices) in nest.memo or not value.type.is_tensor
@@ -347,7 +349,7 @@ class Generator:
         pointer, value = operation.operands[:2]
         nest = Nest(value.type.shape or (), self.names)
         indices = tuple(nest.indices)
-        stored, rounds = self._to_store(value, indices if value.type.is_tensor else (), nest)
+        stored, rounds = self.to_store(value, indices if value.type.is_tensor else (), nest)
         place, *masks = [self.operand(operand, indices, nest) for operand in (pointer, *operation.operands[2:])]
         where = memory.access(place, pointer.type.pointee or "i8", masks[0] if masks else None, nest)
         streams = operation.attributes.get("cacheModifier") == "cs"

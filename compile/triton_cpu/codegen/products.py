@@ -1,5 +1,8 @@
 """tt.dot: the product by the runtime's kernels, of operands that are read where they lie or that are put into a tile.
 
+A right operand that is computed for the product alone goes straight into the panels that the product reads, which else
+would be packed from the tile.
+
 A loaded operand is read in place if each of its rows lies contiguous in memory: the runtime gets a table of rows. Where
 the load is masked the operand is zero, and so that a zero meets every infinity of the other side, a row without
 elements is a row of zeros, and only what is zero on both sides is left out.
@@ -8,13 +11,18 @@ elements is a row of zeros, and only what is zero on both sides is left out.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vllm_triton.compile.triton_cpu.codegen.expressions import Expression
+from vllm_triton.compile.triton_cpu.codegen import elementwise, expressions, memory
+from vllm_triton.compile.triton_cpu.codegen.expressions import Expression, as_vector
 from vllm_triton.compile.triton_cpu.codegen.nest import Nest, lane_axis
-from vllm_triton.compile.triton_cpu.codegen.types import STORAGE, shape_of
+from vllm_triton.compile.triton_cpu.codegen.types import STORAGE, WIDTH, shape_of
 from vllm_triton.compile.triton_cpu.ir import Operation, Value
 
 if TYPE_CHECKING:
     from vllm_triton.compile.triton_cpu.codegen.kernel import Buffer, Generator
+
+# Of the columns that a panel can have on any machine, the most.
+WIDEST_PANEL = 32
+_PANEL_ELEMENTS = ("f32", "f16", "bf16")
 
 
 @dataclass(frozen=True)
@@ -35,7 +43,9 @@ def emit_dot(generator: "Generator", operation: Operation) -> None:
     columns = shape_of(right.type)[-1]
     number = generator.names.new("i")
     left_operand = _operand(generator, operation, left, number, may_be_transposed=False)
-    right_operand = _operand(generator, operation, right, number, may_be_transposed=True)
+    right_operand = _panels(generator, operation)
+    if right_operand is None:
+        right_operand = _operand(generator, operation, right, number, may_be_transposed=True)
     target = _accumulator(generator, operation, addend)
     sizes = f"<{rows}, {columns}, {depth}, {_bool(left_operand.transposed)}, {_bool(right_operand.transposed)}>"
     target_text = f"{target.name} + {number} * {rows * columns}"
@@ -82,6 +92,56 @@ def _operand(
     *_, rows, columns = buffer.shape
     first = f"{buffer.name} + {number} * {rows * columns}"
     return _Operand(f"tcpu::plain<{buffer.storage}>{{{first}, {columns}}}", transposed)
+
+
+def _panels(generator: "Generator", operation: Operation) -> _Operand | None:
+    """Computes the right operand into panels; None where it lies in memory, or its rows do not come in pairs."""
+    left, right, _ = operation.operands
+    depth, columns = shape_of(right.type)[-2:]
+    elements = (left.type.element, right.type.element)
+    value = right
+    while value not in generator.buffers and value.producer is not None and value.producer.name == "tt.reshape":
+        value = value.producer.operands[0]
+    shape = shape_of(value.type)
+    if value in generator.buffers or value.producer is None or value.producer.name not in elementwise.NAMES:
+        return None
+    if len(right.uses) != 1 or len(shape_of(right.type)) != 2 or operation.result.type.element != "f32":
+        return None
+    if not set(elements) <= set(_PANEL_ELEMENTS) or columns % WIDEST_PANEL or shape[-1] != columns or depth < 2:
+        return None
+    axis = max(axis for axis, extent in enumerate(shape[:-1]) if extent > 1)
+    nest = Nest((*shape[:axis], shape[axis] // 2, *shape[axis + 1 :]), generator.names, unroll=len(shape) > 2)
+    first = _in_pair(nest, axis, 0)
+    row = nest.flat_index(list(first[:-1]), shape[:-1])
+    stored = [_to_put(generator, value, indices, nest) for indices in (first, _in_pair(nest, axis, 1))]
+    name = generator.names.new("p")
+    kinds = f"{STORAGE[elements[0]]}, {STORAGE[elements[1]]}, {depth}, {columns}"
+    generator.reserve(f"tcpu::panels<{kinds}> {name};", right.type, right.type.size * (4 - WIDTH[elements[1]]))
+    nest.emit(f"{name}.put({row.text}, {nest.indices[-1].text}, {', '.join(stored)});")
+    generator.lines += nest.lines()
+    return _Operand(name, False)
+
+
+def _in_pair(nest: Nest, axis: int, side: int) -> tuple[Expression, ...]:
+    """The indices of one of two rows, where the nest counts pairs along an axis."""
+    index = nest.indices[axis]
+    if nest.shape[axis] == 1:
+        moved = expressions.constant(str(side), "i32", side)
+    else:
+        moved = expressions.multiply(index, expressions.constant("2", "i32", 2))
+        moved = expressions.add(moved, expressions.constant(str(side), "i32", side)) if side else moved
+    return (*nest.indices[:axis], moved, *nest.indices[axis + 1 :])
+
+
+def _to_put(generator: "Generator", value: Value, indices: tuple[Expression, ...], nest: Nest) -> str:
+    """A row's lanes as panels take them: the bits of a bf16 that come from an integer stay as they are."""
+    bits = value.producer
+    if bits is not None and bits.name in ("tt.bitcast", "arith.bitcast") and value.type.element == "bf16":
+        narrowed = bits.operands[0].producer
+        if narrowed is not None and narrowed.name == "arith.trunci" and narrowed.operands[0].type.element == "i32":
+            lanes = as_vector(generator.evaluate(narrowed.operands[0], indices, nest))
+            return f"tcpu::words{{(tcpu::vec<uint32_t>)({lanes})}}"
+    return memory.stored(*generator.to_store(value, indices, nest))
 
 
 def _table(generator: "Generator", load: Operation, swapped: bool) -> str | None:

@@ -12,12 +12,12 @@
 // multiplied by blocks of rows held in registers.
 //
 // Operands are matrices in memory, `plain` or a `table` of rows that lie anywhere; both have row(i), and from(i, j), the
-// same without its first rows and columns.
+// same without its first rows and columns. B may also be `packed` already (panels.h), not transposed.
 #pragma once
 
 #include <algorithm>
 
-#include "dot_formats.h"
+#include "panels.h"
 
 namespace tcpu {
 
@@ -84,10 +84,17 @@ static void multiply_panel(typename Format::accumulator* c, int64_t ldc, A a, co
   for (int i = 0; i < ROWS; ++i) {
     rows[i] = (const char*)a.row(i);
   }
-  piece<S> sums[ROWS][COUNT] = {};
+  piece<S> sums[ROWS][COUNT];
+  for (auto& row : sums) {
+    for (auto& sum : row) {
+      sum = piece<S>{};
+    }
+  }
   for (int64_t step = 0; step < steps; ++step) {
     piece<E> b[COUNT];
-    memcpy(b, panel + step * PANEL<Format>, sizeof b);
+    for (int j = 0; j < COUNT; ++j) {
+      memcpy(&b[j], panel + step * PANEL<Format> + j * WIDTH, sizeof b[j]);
+    }
     for (int i = 0; i < ROWS; ++i) {
       E element;
       memcpy(&element, rows[i] + step * (int64_t)sizeof element, sizeof element);
@@ -106,7 +113,7 @@ static void multiply_panel(typename Format::accumulator* c, int64_t ldc, A a, co
         old += sums[i][j];
         memcpy(row + j * WIDTH, &old, sizeof old);
       }
-    } else {
+    } else if constexpr (!IS_WHOLE) {
       S lanes[PANEL<Format>];
       memcpy(lanes, sums[i], sizeof lanes);
       for (int64_t j = 0; j < columns; ++j) {
@@ -180,7 +187,7 @@ static void dot_packed(typename Format::accumulator* c, int64_t ldc, A a, bool a
   constexpr int64_t CHUNK_K = DOT_CHUNK * Format::STEP;
   constexpr int ROWS = rows_at_a_time(M, DOT_ROWS);
   constexpr bool IS_WHOLE = N > 0 && N % PANEL<Format> == 0;
-  alignas(64) E panel[DOT_CHUNK * PANEL<Format>];
+  alignas(64) E space[is_packed<B> ? 1 : DOT_CHUNK * PANEL<Format>];
   alignas(64) E packed_a[DOT_CHUNK_ROWS * DOT_CHUNK];
   // Rows so far apart would share few sets of the first-level cache.
   const bool collides = m > 1 && !a_transposed && ((uintptr_t)a.row(1) - (uintptr_t)a.row(0)) % 2048 == 0;
@@ -196,8 +203,13 @@ static void dot_packed(typename Format::accumulator* c, int64_t ldc, A a, bool a
       for (int64_t n0 = 0; n0 < n; n0 += PANEL<Format>) {
         const auto within = [=](int64_t columns) { return columns - n0 < PANEL<Format> ? columns - n0 : PANEL<Format>; };
         const int64_t existing = b_columns > n0 ? within(b_columns) : 0;
-        const B to_pack = b_transposed ? b.from(n0, k0) : b.from(k0, existing ? n0 : 0);
-        pack_panel<Format, IS_WHOLE>(panel, to_pack, b_transposed, existing, chunk);
+        const E* panel = space;
+        if constexpr (is_packed<B>) {
+          panel = b.panel(k0, n0);
+        } else {
+          const B to_pack = b_transposed ? b.from(n0, k0) : b.from(k0, existing ? n0 : 0);
+          pack_panel<Format, IS_WHOLE>(space, to_pack, b_transposed, existing, chunk);
+        }
         // While rows are multiplied, what is packed next comes into the cache: rows of A, and columns of the next panel.
         const int64_t next = n0 + PANEL<Format> < b_columns ? n0 + PANEL<Format> : 0;
         const auto before = [&](int64_t row, int count) TCPU_BODY {
@@ -208,10 +220,12 @@ static void dot_packed(typename Format::accumulator* c, int64_t ldc, A a, bool a
               fetch(a_chunk.row(i), chunk);
             }
           }
-          if (b_transposed && m0 == 0) {
-            const int64_t upcoming = within(b_columns - next + n0);
-            for (int64_t j = row * upcoming / rows; j < (row + count) * upcoming / rows; ++j) {
-              fetch(b.row(next + j) + k0 + (next ? 0 : CHUNK_K), chunk);
+          if constexpr (!is_packed<B>) {
+            if (b_transposed && m0 == 0) {
+              const int64_t upcoming = within(b_columns - next + n0);
+              for (int64_t j = row * upcoming / rows; j < (row + count) * upcoming / rows; ++j) {
+                fetch(b.row(next + j) + k0 + (next ? 0 : CHUNK_K), chunk);
+              }
             }
           }
         };
@@ -352,7 +366,7 @@ TCPU_INLINE void dot_any(Sum* c, int64_t ldc, A a, bool a_transposed, B b, bool 
   if constexpr (Format::STEP == 4) {
     take_off_row_sums<Format>(c, ldc, a, a_transposed, m, n, k);
   }
-  if constexpr (M <= MOST) {
+  if constexpr (M <= MOST && !is_packed<B>) {
     if (b_transposed && !a_transposed && m <= MOST) {
       constexpr int ROWS = rows_at_a_time(M, DOT_BLOCK_ALONG_K);
       if (m == 1) {

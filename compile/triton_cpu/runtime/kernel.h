@@ -202,8 +202,31 @@ static void spread_nan(C* c, Left left, Right right, int64_t m, int64_t rows, in
   }
 }
 
-// c [M, N] += a [M, K] b [K, N]; c contiguous, a and b a `plain` tile or a `row_table`. A transposed operand lies in
-// memory with its axes exchanged. Rows of a tile's end that do not exist are zeros, whose products are not computed: they
+// Of panels, all columns at once.
+template <bool A_TRANSPOSED, bool B_TRANSPOSED, class Left, class A, class B, int K, int N>
+static void spread_nan(float* c, Left, packed<A, B, K, N> right, int64_t m, int64_t rows, int64_t, int64_t, int64_t,
+                       int64_t) {
+  constexpr int WIDTH = PANEL<typename packed<A, B, K, N>::format>;
+  constexpr uint32_t MASKS[] = {0x7f800000u, packed<A, B, K, N>::format::STEP == 2 ? 0x7f80u : 0x7f800000u};
+  for (int64_t column = 0; column < N; column += WIDTH) {
+    const auto* panel = right.panel(0, column);
+    uint32_t spoils[WIDTH] = {};
+    for (int64_t i = 0; i < right.ROWS; ++i) {
+      for (int j = 0; j < WIDTH; ++j) {
+        const uint32_t bits = bitcast<uint32_t>(panel[i * WIDTH + j]);
+        spoils[j] |= (bits & MASKS[0]) == MASKS[0] || (bits & MASKS[1]) == MASKS[1];
+      }
+    }
+    for (int64_t i = m; i < rows; ++i) {
+      for (int j = 0; j < WIDTH; ++j) {
+        c[i * N + column + j] = spoils[j] ? __builtin_nanf("") : c[i * N + column + j];
+      }
+    }
+  }
+}
+
+// c [M, N] += a [M, K] b [K, N]; c contiguous, a and b a `plain` tile or a `row_table`, or b `panels`. A transposed
+// operand lies in memory with its axes exchanged. Rows of a tile's end that do not exist are zeros, whose products are not computed: they
 // are zero, or NaN where an infinity or a NaN meets them.
 template <int M, int N, int K, bool A_TRANSPOSED, bool B_TRANSPOSED, class C, class A, class B>
 TCPU_INLINE void dot(C* c, A&& a, B&& b) {
