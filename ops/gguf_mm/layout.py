@@ -1,7 +1,8 @@
 """The layout of weights that stay packed as a GGUF file has them: 32 rows interleaved, scales apart from values.
 
 Of each 32 values of a row, in this order along the axis W of `quants`:
-    Q4_0, Q4_1, Q4_K   4 words of 8 values, 4 bits each, lowest bits first
+    Q4_0, Q4_1, Q4_K   4 words of 8 values, 4 bits each: in the lower half, lowest bits first, those with even numbers, in
+                       the upper half the others, so that two neighbours become a pair of 16 bits by one shift
     Q8_0               8 words of 4 signed bytes
     Q6_K               4 words of 8 values' lower 4 bits: of the first four values in the lower halves of the bytes, of
                        the others in the upper halves; then 2 words of 16 values' upper 2 bits: of the first four values
@@ -121,7 +122,7 @@ def _values(words: torch.Tensor, layout: Format) -> torch.Tensor:
     if layout.name == "Q8_0":
         return words.contiguous().view(torch.int8).int()
     if layout.name != "Q6_K":
-        return _fields(words, 4)
+        return _fields(words, 4).unflatten(1, (-1, 2, 4)).transpose(2, 3).flatten(1)
     bytes_ = words.contiguous().view(torch.uint8).unflatten(1, (-1, 6, 4))  # of 32 values
     lower = torch.stack([bytes_[:, :, :4] >> shift & 15 for shift in (0, 4)], 3)
     upper = torch.stack([bytes_[:, :, 4:] >> shift & 3 for shift in (0, 2, 4, 6)], 3)
@@ -143,9 +144,9 @@ def _words(fields: torch.Tensor) -> torch.Tensor:
     return bytes_.view(torch.int32)
 
 
-def _in_turn(values: torch.Tensor) -> torch.Tensor:
-    """[N, blocks, V] -> [N, blocks, V/2, 2]: neighbours share a byte."""
-    return values.unflatten(2, (-1, 2))
+def _in_halves(values: torch.Tensor) -> torch.Tensor:
+    """[N, blocks, V] -> [N, blocks, V/2, 2]: of each eight, the even ones share the first two of four bytes."""
+    return values.unflatten(2, (-1, 2, 2, 2)).permute(0, 1, 2, 5, 3, 4).flatten(2, 4)
 
 
 def _by_four(values: torch.Tensor, count: int) -> torch.Tensor:
@@ -165,11 +166,11 @@ def _nibbles(blocks: torch.Tensor, chunk: int) -> torch.Tensor:
 
 
 def _split_q4_0(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return _words(_in_turn(_nibbles(blocks[..., 2:], 16))), _halves(blocks[..., :2])
+    return _words(_in_halves(_nibbles(blocks[..., 2:], 16))), _halves(blocks[..., :2])
 
 
 def _split_q4_1(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return _words(_in_turn(_nibbles(blocks[..., 4:], 16))), _halves(blocks[..., :4])
+    return _words(_in_halves(_nibbles(blocks[..., 4:], 16))), _halves(blocks[..., :4])
 
 
 def _split_q8_0(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -182,7 +183,7 @@ def _split_q4_k(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     scale = torch.cat((first & 63, (third & 15) | ((first >> 6) << 4)), 2)
     minimum = torch.cat((second & 63, (third >> 4) | ((second >> 6) << 4)), 2)
     pairs = torch.stack((scale, minimum), 3).flatten(2)
-    return _words(_in_turn(_nibbles(blocks[..., 16:], 32))), _halves(torch.cat((blocks[..., :4], pairs), 2))
+    return _words(_in_halves(_nibbles(blocks[..., 16:], 32))), _halves(torch.cat((blocks[..., :4], pairs), 2))
 
 
 def _split_q6_k(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

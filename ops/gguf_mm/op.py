@@ -87,7 +87,7 @@ def gguf_mm(x: torch.Tensor, quants: torch.Tensor, scales: torch.Tensor, bias: t
         quants: [J, W, 32] int32: [j, :, r] are the values of row 32*j + r, see `layout`.
         scales: [J, S, 32] int16: [j, :, r] are the bits of the scales of row 32*j + r.
         bias: [32*J], dtype of x, or None.
-    Returns: [T, 32*J], dtype of x; accumulates in fp32. For several tokens the weight's values are rounded to the dtype
+    Returns: [T, 32*J], dtype of x; accumulates in fp32. For many tokens the weight's values are rounded to the dtype
         of x, as those of a weight that is not packed are.
     Mutates: nothing.
     Raises: ShapeError, DTypeError.

@@ -59,6 +59,24 @@ def words_of(ptrs, block, stride_w, FORMAT: tl.constexpr):
 
 
 @triton.jit
+def place_in_word(number, BITS: tl.constexpr):
+    """The lowest bit of each of a word's values."""
+    if BITS == 4:
+        return 4 * (number // 2) + 16 * (number % 2)
+    else:
+        return 8 * number
+
+
+@triton.jit
+def in_pairs(words):
+    """Of four words of 4-bit values q, [4, rows], the numbers 128 + q in bf16, [32, rows]."""
+    shifts = (4 * tl.arange(0, 4))[:, None]
+    pairs = ((words[:, None, :] >> shifts) & 0x000F000F) | 0x43004300  # [4, 4, rows]
+    halves = tl.trans(tl.join(pairs, pairs >> 16), (0, 1, 3, 2))
+    return tl.reshape(halves.to(tl.int16).to(tl.bfloat16, bitcast=True), [32, words.shape[1]])
+
+
+@triton.jit
 def unpacked(
     quants_ptrs,  # [rows]
     scales_ptrs,  # [rows]
@@ -75,7 +93,7 @@ def unpacked(
     block = start // 32 + tl.arange(0, DEPTH // 32)
     scale, minimum = scale_and_minimum(scales_ptrs, block[:, None], scales_stride_s, FORMAT)
     words = words_of(quants_ptrs, block, quants_stride_w, FORMAT)[:, :, :, :, None, :]
-    place = (BITS * tl.arange(0, 32 // BITS))[:, None]
+    place = place_in_word(tl.arange(0, 32 // BITS), BITS)[:, None]
     values = ((words >> place) & ((1 << BITS) - 1)).to(tl.float32)  # [blocks, 1 or 2, 2, 2, each of a word, rows]
     if FORMAT == "Q6_K":
         scale = tl.permute(tl.join(scale, minimum), (0, 2, 1))  # [blocks, 2, rows]

@@ -76,7 +76,7 @@ def test_a_weight_for_other_inputs_is_refused():
 def test_tiles_cover_the_inputs(depth):
     for num_tokens in (1, 3, 400):
         for device in ("cpu", "cuda"):
-            config = select_config(num_tokens, depth, device)
+            config = select_config(num_tokens, depth, "Q4_1", torch.bfloat16, device)
             assert config.block_k <= depth
             rest = depth % config.block_k
             assert rest % config.rest_k == 0 if rest else config.rest_k == 0

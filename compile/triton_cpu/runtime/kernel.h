@@ -244,6 +244,10 @@ TCPU_INLINE void dot(C* c, A&& a, B&& b) {
   using Left = std::remove_const_t<decltype(left)>;
   using Right = std::remove_const_t<decltype(right)>;
   using Format = typename choose_format<typename Left::type, typename Right::type, C>::type;
+  if constexpr (!A_TRANSPOSED && takes_few_rows<Left, Right, M>) {
+    multiply_few<M>(c, N, left, right);
+    return;
+  }
   const int64_t m = A_TRANSPOSED ? M : rows_in_use<M, rows_at_a_time(M, DOT_ROWS)>(a);
   const int64_t n = B_TRANSPOSED ? rows_in_use<N, PANEL<Format>>(b) : N;
   dot_any<M, N>(c, N, left, A_TRANSPOSED, right, B_TRANSPOSED, m, n, depth, B_TRANSPOSED ? n : columns);

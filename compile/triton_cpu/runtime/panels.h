@@ -100,4 +100,58 @@ struct panels {
   }
 };
 
+// Whether M rows of A are so few, and B so short, that the product is unrolled.
+template <class Left, class Right, int M>
+constexpr bool takes_few_rows = false;
+template <class Left, int M, class A, class B, int K, int N>
+constexpr bool takes_few_rows<Left, packed<A, B, K, N>, M> =
+    M <= 8 && packed<A, B, K, N>::ROWS <= 32 &&
+    packed<A, B, K, N>::format::template reads_in_place<typename Left::type>;
+
+// c [M, N] += a b for a few rows of A, read where they lie, and panels: all unrolled, so that elements of B that the same
+// program put there before stay in registers.
+template <int M, class Left, class A, class B, int K, int N>
+TCPU_INLINE void multiply_few(float* c, int64_t ldc, Left a, packed<A, B, K, N> b) {
+  using Format = typename packed<A, B, K, N>::format;
+  using E = typename Format::element;
+  constexpr int WIDTH = TCPU_REGISTER_BYTES / sizeof(float), COUNT = PANEL<Format> / WIDTH;
+  constexpr int CHAINS = M == 1 ? 2 : 1;  // of one sum: a multiply-add waits for the one before
+  const E* rows[M];
+  for (int i = 0; i < M; ++i) {
+    // GCC would otherwise take elements of a row that was just stored out of registers, which costs more than it saves.
+    rows[i] = (const E*)a.row(i);
+    asm("" : "+r"(rows[i]) : "m"(*(const E(*)[K / Format::STEP])rows[i]));
+  }
+  for (int64_t column = 0; column < N; column += PANEL<Format>) {
+    const E* panel = b.panel(0, column);
+    piece<float> sums[CHAINS][M][COUNT] = {};
+#pragma GCC unroll 32
+    for (int step = 0; step < b.ROWS; ++step) {
+#pragma GCC unroll 8
+      for (int j = 0; j < COUNT; ++j) {
+        piece<E> right;
+        memcpy(&right, panel + step * PANEL<Format> + j * WIDTH, sizeof right);
+#pragma GCC unroll 8
+        for (int i = 0; i < M; ++i) {
+          E left;
+          memcpy(&left, rows[i] + step, sizeof left);
+          auto& sum = sums[step % CHAINS][i][j];
+          sum = Format::multiply(sum, splat_piece(left), right);
+        }
+      }
+    }
+    for (int i = 0; i < M; ++i) {
+      for (int j = 0; j < COUNT; ++j) {
+        float* place = c + i * ldc + column + j * WIDTH;
+        piece<float> total;
+        memcpy(&total, place, sizeof total);
+        for (int chain = 0; chain < CHAINS; ++chain) {
+          total += sums[chain][i][j];
+        }
+        memcpy(place, &total, sizeof total);
+      }
+    }
+  }
+}
+
 }  // namespace tcpu
