@@ -1,8 +1,8 @@
 """The layout of weights that stay packed as a GGUF file has them: 32 rows interleaved, scales apart from values.
 
 Of each 32 values of a row, in this order along the axis W of `quants`:
-    Q4_0, Q4_1, Q4_K   4 words of 8 values, 4 bits each: in the lower half, lowest bits first, those with even numbers, in
-                       the upper half the others, so that two neighbours become a pair of 16 bits by one shift
+    Q4_0, Q4_1, Q4_K   4 words of 8 values, 4 bits each, lowest bits first: those with even numbers in the lower half,
+                       the others in the upper half, so that one shift makes two neighbours a pair of 16 bits
     Q8_0               8 words of 4 signed bytes
     Q6_K               4 words of 8 values' lower 4 bits: of the first four values in the lower halves of the bytes, of
                        the others in the upper halves; then 2 words of 16 values' upper 2 bits: of the first four values
