@@ -146,8 +146,8 @@ class GgufConfig:
     num_stages: int = 2
 
 
-# More are faster by tiles. 32 rows and inputs of Q4_1 take 46 and 86 ns for 1 and 2 tokens one number at a time, in pairs
-# 29, 39, 60 and 128 ns for 1, 2, 4 and 8, and by tiles 110 and 155 ns for 4 and 8 (one core, AMD EPYC).
+# More are faster by tiles. 32 rows and inputs of Q4_1 take 46 and 86 ns for 1 and 2 tokens one number at a time; in
+# pairs 29, 39, 60 and 128 ns for 1, 2, 4 and 8; by tiles 110 and 155 ns for 4 and 8 (one core, AMD EPYC).
 FEW_TOKENS = 2
 FEW_TOKENS_IN_PAIRS = 8
 # Tokens and inputs of a tile at most. A CPU takes high tiles, since a tile of the weight is unpacked anew for each, and

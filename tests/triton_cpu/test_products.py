@@ -70,7 +70,9 @@ def _computed_weight(way, weight, bits, dtype, depth):
 
 
 @pytest.mark.parametrize("way", ["rounded", "exact", "rows of one word", "rows from one"])
-@pytest.mark.parametrize("sizes", [(1, 32, 16), (4, 64, 4), (16, 32, 512), (16, 128, 64), (8, 16, 32), (512, 64, 256)])
+@pytest.mark.parametrize(
+    "sizes", [(1, 32, 16), (4, 64, 4), (8, 32, 64), (16, 32, 512), (16, 128, 64), (8, 16, 32), (512, 64, 256)]
+)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_products_with_a_computed_weight(sizes, dtype, way):
     if dtype == torch.float32 and way == "rows of one word":

@@ -79,7 +79,7 @@ struct panels {
   alignas(64) typename operand::element elements[K / format::STEP * N];
 
   template <class First, class Second>
-  TCPU_MEMBER void put(int32_t k, int32_t column, First first, Second second) {
+  TCPU_MEMBER void put(uint32_t k, uint32_t column, First first, Second second) {
     auto* place = elements + (column / PANEL<format> * operand::ROWS + k / format::STEP) * PANEL<format> +
                   column % PANEL<format>;
     if constexpr (format::STEP == 2) {
