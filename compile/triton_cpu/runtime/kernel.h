@@ -186,12 +186,38 @@ static bool spoils_zeros(Operand operand, int64_t number, int64_t depth) {
   return largest == MASK;
 }
 
+// The same for each of the columns of an operand that is not transposed, row by row, as they lie in memory.
+template <int COLUMNS, class Operand>
+static void find_spoilt_columns(bool* spoilt, Operand operand, int64_t depth, int64_t columns) {
+  using T = typename Operand::type;
+  constexpr auto MASK = not_finite<T>();
+  std::remove_const_t<decltype(MASK)> largest[COLUMNS] = {};
+  for (int64_t k = 0; k < depth; ++k) {
+    const T* row = operand.row(k);
+    for (int64_t j = 0; j < columns; ++j) {
+      auto bits = largest[j];
+      memcpy(&bits, row + j, sizeof bits);
+      bits &= MASK;
+      largest[j] = bits > largest[j] ? bits : largest[j];
+    }
+  }
+  for (int64_t j = 0; j < columns; ++j) {
+    spoilt[j] = largest[j] == MASK;
+  }
+}
+
 // What zeros make of the rows of c from m on and of its columns from n on: NaN where they meet an infinity or a NaN.
-template <bool A_TRANSPOSED, bool B_TRANSPOSED, class C, class Left, class Right>
-static void spread_nan(C* c, Left left, Right right, int64_t m, int64_t rows, int64_t n, int64_t ldc, int64_t depth,
+template <int N, bool A_TRANSPOSED, bool B_TRANSPOSED, class C, class Left, class Right>
+static void spread_nan(C* c, Left left, Right right, int64_t m, int64_t rows, int64_t n, int64_t depth,
                        int64_t columns) {
+  constexpr int64_t ldc = N;
+  bool spoilt[N];
+  if (!B_TRANSPOSED && m < rows) {
+    find_spoilt_columns<N>(spoilt, right, depth, columns);
+  }
   for (int64_t j = 0; m < rows && j < columns; ++j) {
-    for (int64_t i = spoils_zeros<!B_TRANSPOSED>(right, j, depth) ? m : rows; i < rows; ++i) {
+    const bool spoils = B_TRANSPOSED ? spoils_zeros<false>(right, j, depth) : spoilt[j];
+    for (int64_t i = spoils ? m : rows; i < rows; ++i) {
       c[i * ldc + j] = C(__builtin_nan(""));
     }
   }
@@ -252,7 +278,7 @@ TCPU_INLINE void dot(C* c, A&& a, B&& b) {
   const int64_t n = B_TRANSPOSED ? rows_in_use<N, PANEL<Format>>(b) : N;
   dot_any<M, N>(c, N, left, A_TRANSPOSED, right, B_TRANSPOSED, m, n, depth, B_TRANSPOSED ? n : columns);
   if (!std::is_integral_v<C> && (m < M || n < N)) {
-    spread_nan<A_TRANSPOSED, B_TRANSPOSED>(c, left, right, m, M, n, N, depth, columns);
+    spread_nan<N, A_TRANSPOSED, B_TRANSPOSED>(c, left, right, m, M, n, depth, columns);
   }
 }
 
