@@ -229,9 +229,8 @@ static void spread_nan(C* c, Left left, Right right, int64_t m, int64_t rows, in
 }
 
 // Of panels, all columns at once.
-template <bool A_TRANSPOSED, bool B_TRANSPOSED, class Left, class A, class B, int K, int N>
-static void spread_nan(float* c, Left, packed<A, B, K, N> right, int64_t m, int64_t rows, int64_t, int64_t, int64_t,
-                       int64_t) {
+template <int, bool A_TRANSPOSED, bool B_TRANSPOSED, class Left, class A, class B, int K, int N>
+static void spread_nan(float* c, Left, packed<A, B, K, N> right, int64_t m, int64_t rows, int64_t, int64_t, int64_t) {
   constexpr int WIDTH = PANEL<typename packed<A, B, K, N>::format>;
   constexpr uint32_t MASKS[] = {0x7f800000u, packed<A, B, K, N>::format::STEP == 2 ? 0x7f80u : 0x7f800000u};
   for (int64_t column = 0; column < N; column += WIDTH) {
@@ -252,8 +251,8 @@ static void spread_nan(float* c, Left, packed<A, B, K, N> right, int64_t m, int6
 }
 
 // c [M, N] += a [M, K] b [K, N]; c contiguous, a and b a `plain` tile or a `row_table`, or b `panels`. A transposed
-// operand lies in memory with its axes exchanged. Rows of a tile's end that do not exist are zeros, whose products are not computed: they
-// are zero, or NaN where an infinity or a NaN meets them.
+// operand lies in memory with its axes exchanged. Rows of a tile's end that do not exist are zeros, whose products are
+// not computed: they are zero, or NaN where an infinity or a NaN meets them.
 template <int M, int N, int K, bool A_TRANSPOSED, bool B_TRANSPOSED, class C, class A, class B>
 TCPU_INLINE void dot(C* c, A&& a, B&& b) {
   const int64_t b_columns = columns_of(b);
