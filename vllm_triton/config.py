@@ -11,7 +11,7 @@ DTYPES = ("auto", "float32", "float16", "bfloat16")
 KV_CACHE_DTYPES = ("auto", "fp8_e4m3")
 KV_CACHE_DTYPE_ALIASES = {"fp8": "fp8_e4m3"}
 LOAD_FORMATS = ("auto", "dummy")
-# Of a checkpoint; of a GGUF file; and of weights of full precision, when they are loaded ("fp8": if they are).
+# As it comes; GGUF's; methods of checkpoints; and what weights of full precision are rounded to at load, "fp8" too.
 QUANTIZATIONS = (
     *("auto", "none", "gguf", "awq", "gptq", "compressed-tensors", "fp8"),
     *("fp8_per_tensor", "fp8_per_channel", "fp8_block", "int8_per_channel"),
@@ -32,7 +32,7 @@ class EngineConfig:
         kv_cache_dtype: of keys and values in the cache: "auto" for dtype, or "fp8" ("fp8_e4m3"), which takes half the
             memory of bfloat16 and keeps 3 bits behind the point.
         quantization: "auto" takes weights as the checkpoint has them: quantized as its config.json says, or packed as
-            in a GGUF file where a kernel multiplies by them; "gguf" keeps the latter always, "none" dequantises them at
+            in a GGUF file where a kernel multiplies by it; "gguf" keeps the latter always, "none" dequantises them at
             load. What has no packed form is dequantised in any case. "fp8_per_tensor", "fp8_per_channel", "fp8_block"
             and "int8_per_channel" round linear layers and experts of full precision when they are loaded, and
             activations per token (of blocks: per 128 columns of one). The name of a checkpoint's method asks for it.

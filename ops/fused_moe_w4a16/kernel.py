@@ -270,7 +270,7 @@ def _compile_cases(num_tokens: int, has_zeros: bool) -> list[CompileCase]:
     config = select_packed_config(num_tokens, 8, 128, 2048, 768, "cuda")
     tiles = {"K": 8, "BLOCK_T": config.block_t, "BLOCK_K": config.depth, "GROUP": config.group, "ALIGNED": True}
     types = {"quants_ptr": "*i32", "scales_ptr": "*fp16", "sorted_slots_ptr": "*i32", "block_experts_ptr": "*i32"}
-    absent = {}
+    absent: dict[str, None] = {}
     if has_zeros:
         types["zeros_ptr"] = "*fp16"
     else:

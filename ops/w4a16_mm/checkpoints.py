@@ -23,8 +23,9 @@ from vllm_triton.ops.w4a16_mm.layout import BLOCK, MIDDLE, PER_WORD
 
 # Of the eight outputs that share a word of AWQ, where each one's bits are, counted in fours from the lowest.
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
-# What is added to the zeros stored, by `checkpoint_format` in a GPTQ checkpoint's configuration.
-_GPTQ_ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}
+# What is added to words of stored zeros, by `checkpoint_format` in a GPTQ checkpoint's configuration. It was taken from
+# whole words: a zero of 0 has borrowed from the next one.
+_GPTQ_ZERO_OFFSETS = {"gptq": 0x11111111, "gptq_v2": 0}
 # Words whose bits move at a time: so few that they stay in a cache, and that torch computes with them in one thread.
 # That is up to ten times as fast on a busy machine, where threads wait for one another.
 _WORDS_AT_A_TIME = 2**15 - 1
@@ -35,7 +36,7 @@ class StoredWeight(NamedTuple):
 
     words: [N, K/8] int32, which hold q, see `layout.words_of`; they may be a view of the stored tensor.
     scales: [N, S], dtype as stored.
-    zeros: [N, S] uint8, from 0 to 16, or None where all are 8.
+    zeros: [N, S] uint8, from 0 to 15, or None where all are 8.
     order: [K] int32, or None where it is 0, 1, 2 and so on.
     """
 
@@ -82,7 +83,7 @@ def from_gptq(
         qzeros: [S, N/8] int32.
         scales: [S, N].
         g_idx: [K], the group of each input, or None where groups are of neighbours.
-        checkpoint_format: "gptq", where zeros are stored one lower, so that they are 1 to 16, or "gptq_v2".
+        checkpoint_format: "gptq", where zeros are stored one lower, or "gptq_v2".
     Raises: ValueError where these do not fit together, or the format is another.
     """
     if checkpoint_format not in _GPTQ_ZERO_OFFSETS:
@@ -93,7 +94,7 @@ def from_gptq(
     _check("qweight", qweight, [depth // PER_WORD, num_rows])
     _check("qzeros", qzeros, [num_groups, num_rows // PER_WORD])
     order = _order("g_idx", g_idx, depth, num_groups)
-    zeros = _values(qzeros).flatten(1).T + _GPTQ_ZERO_OFFSETS[checkpoint_format]
+    zeros = _values(qzeros + _GPTQ_ZERO_OFFSETS[checkpoint_format]).flatten(1).T
     return StoredWeight(_ordered(qweight, order).T, scales.T, _unless_all_are_8(zeros), order)
 
 

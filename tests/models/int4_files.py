@@ -23,6 +23,13 @@ def packed_along(values: torch.Tensor, axis: int, order: list[int]) -> torch.Ten
     return result if axis == 1 else result.T.contiguous()
 
 
+def gptq_zeros(zeros: torch.Tensor, checkpoint_format: str) -> torch.Tensor:
+    """[S, N/8], of zeros [N, S] from 0 to 15: as they are, or whole words less one in each place, where 0 borrows."""
+    words = packed_along(zeros.T, 1, IN_TURN).long()
+    words -= {"gptq": 0x11111111, "gptq_v2": 0}[checkpoint_format]
+    return ((words + 2**31) % 2**32 - 2**31).int()
+
+
 def stored_tensors(
     layout: str, quants: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None, g_idx: torch.Tensor | None
 ) -> dict[str, torch.Tensor]:
@@ -52,9 +59,8 @@ def stored_tensors(
         }
     if g_idx is None:
         g_idx = torch.arange(quants.shape[1]) // (quants.shape[1] // scales.shape[1])
-    offset = {"gptq": 1, "gptq_v2": 0}[layout]
     return tensors | {
         "qweight": packed_along(quants.T, 0, IN_TURN),
-        "qzeros": packed_along(zeros.T - offset, 1, IN_TURN),
+        "qzeros": gptq_zeros(zeros, layout),
         "g_idx": g_idx.int(),
     }

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from int4_files import AWQ_ORDER, IN_TURN, packed_along
+from int4_files import AWQ_ORDER, IN_TURN, gptq_zeros, packed_along
 
 from vllm_triton.ops import w4a16_mm
 from vllm_triton.ops.w4a16_mm import checkpoints
@@ -18,10 +18,10 @@ def pieces(request, monkeypatch):
     monkeypatch.setattr(checkpoints, "_WORDS_AT_A_TIME", request.param)
 
 
-def random_weight(num_rows, depth, group_size, zeros_from=0):
+def random_weight(num_rows, depth, group_size):
     """(quants [N, K], scales [N, S], zeros [N, S]); zeros of 16 values, each of which is there."""
     num_groups = depth // group_size
-    zeros = torch.arange(num_rows * num_groups).reshape(num_rows, num_groups) * 5 % 16 + zeros_from
+    zeros = torch.arange(num_rows * num_groups).reshape(num_rows, num_groups) * 5 % 16
     return torch.randint(0, 16, (num_rows, depth)), torch.rand(num_rows, num_groups).half(), zeros
 
 
@@ -43,11 +43,11 @@ def test_awq(group_size):
 
 
 @EACH_GROUP_SIZE
-@pytest.mark.parametrize("checkpoint_format, offset", [("gptq", 1), ("gptq_v2", 0)])
+@pytest.mark.parametrize("checkpoint_format", ["gptq", "gptq_v2"])
 @pytest.mark.parametrize("has_g_idx", [True, False])
-def test_gptq(group_size, checkpoint_format, offset, has_g_idx):
-    quants, scales, zeros = random_weight(48, 192, group_size, zeros_from=offset)
-    qweight, qzeros = packed_along(quants.T, 0, IN_TURN), packed_along(zeros.T - offset, 1, IN_TURN)
+def test_gptq(group_size, checkpoint_format, has_g_idx):
+    quants, scales, zeros = random_weight(48, 192, group_size)
+    qweight, qzeros = packed_along(quants.T, 0, IN_TURN), gptq_zeros(zeros, checkpoint_format)
     g_idx = (torch.arange(192) // group_size).int() if has_g_idx else None
     stored = from_gptq(qweight, qzeros, scales.T.contiguous(), g_idx, checkpoint_format)
     same(stored, quants, scales, zeros)
@@ -77,7 +77,7 @@ def test_zeros_that_are_all_8_are_left_out():
 
 def _with_act_order():
     """(quants, scales, zeros, g_idx, the weight itself), columns as a checkpoint has them."""
-    quants, scales, zeros = random_weight(32, 128, 32, zeros_from=1)
+    quants, scales, zeros = random_weight(32, 128, 32)
     g_idx = (torch.arange(128) // 32)[torch.randperm(128)]
     return quants, scales, zeros, g_idx, (quants - zeros[:, g_idx]) * scales[:, g_idx].float()
 
@@ -91,7 +91,7 @@ def _assert_product_is_the_weights(stored, weight):
 @pytest.mark.usefixtures("pieces")
 def test_gptq_with_act_order():
     quants, scales, zeros, g_idx, weight = _with_act_order()
-    qweight, qzeros = packed_along(quants.T, 0, IN_TURN), packed_along(zeros.T - 1, 1, IN_TURN)
+    qweight, qzeros = packed_along(quants.T, 0, IN_TURN), gptq_zeros(zeros, "gptq")
     stored = from_gptq(qweight, qzeros, scales.T, g_idx.int())
     assert stored.order.dtype == torch.int32
     assert stored.order.tolist() == sorted(range(128), key=lambda column: int(g_idx[column]))
@@ -100,9 +100,7 @@ def test_gptq_with_act_order():
 
 @pytest.mark.usefixtures("pieces")
 def test_compressed_tensors_with_act_order():
-    quants, scales, zeros, g_idx, _ = _with_act_order()
-    zeros[zeros == 16] = 0
-    weight = (quants - zeros[:, g_idx]) * scales[:, g_idx].float()
+    quants, scales, zeros, g_idx, weight = _with_act_order()
     packed = packed_along(quants, 1, IN_TURN)
     stored = from_compressed_tensors(
         packed, scales, torch.tensor([32, 128]), packed_along(zeros, 0, IN_TURN), g_idx.int()

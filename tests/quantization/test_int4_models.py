@@ -136,9 +136,13 @@ def test_a_damaged_checkpoint_is_named(name, tensor, message, tiny, tmp_path):
 
 
 def test_columns_that_are_not_whole_groups_are_refused():
-    with pytest.raises(ModelError, match="must have whole groups of 128 columns, a multiple of 32, got 192 columns"):
+    with pytest.raises(
+        ModelError, match="in groups of 128 columns must have a multiple of them, and groups of 32, got 192"
+    ):
         Int4Weight([16], 192, Int4Scheme(Int4Layout.AWQ, 128, has_zeros=True, is_ordered=False))
-    with pytest.raises(ModelError, match="must have whole groups of 80 columns, a multiple of 32, got 80 columns"):
+    with pytest.raises(
+        ModelError, match="groups of 80 columns must have a multiple of them, and groups of 32, got 80 columns"
+    ):
         Int4Weight([16], 80, Int4Scheme(Int4Layout.AWQ, None, has_zeros=True, is_ordered=False))
 
 

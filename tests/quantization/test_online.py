@@ -65,6 +65,7 @@ def test_which_layers_are_quantized(quantization, config, expected):
         ({"targets": {"re:layers": "int8_per_channel", Q0: "none"}}, "no layer of this model matches 're:layers'"),
         ({"targets": {Q0 + ".weight": "int8_per_channel"}}, "no layer of this model matches"),
         ({"targets": {Q0: "int7"}}, f"target '{Q0}' must be one of none, fp8_per_tensor, .*, got 'int7'"),
+        ({"linear": ["int8_per_channel"]}, "field linear must be one of none, .*, got"),
         ({"linear": None}, "field linear must be one of none, .*, got None"),
         ({"targets": {"re:(": "none"}}, r"a layer is not a regular expression \(.*\), got 're:\('"),
         ({"ignore": [3]}, "a layer must be a layer's name, re: and a regular expression, or a glob, got 3"),

@@ -110,7 +110,7 @@ def test_experts_are_held_alike(dense, tmp_path):
     _store(tmp_path, dense, torch.int8, ignore=["model.layers.2.mlp.experts.3.up_proj.weight"])
     with pytest.raises(
         ModelError,
-        match=r"must be quantized alike, got model.layers.2.mlp.experts.0.gate_proj as int8 per row, .* and "
+        match=r"quantized alike, or all be ignored, got model.layers.2.mlp.experts.0.gate_proj as int8 per row, .* and "
         r"model.layers.2.mlp.experts.3.up_proj as full precision",
     ):
         _llm(tmp_path)
@@ -133,3 +133,11 @@ def test_gpt_oss_is_rounded_at_load(tmp_path):
     llm = _llm(tmp_path, quantization_config={"moe": "int8_per_channel"})
     error = (prompt_logits(llm, PROMPT) - plain).std() / plain.std()
     assert 1e-4 < error < MOST_ERROR[torch.int8]
+
+
+def test_stored_experts_of_gpt_oss_are_refused(tmp_path):
+    make_tiny("gpt-oss", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text()) | {"quantization_config": {"quant_method": "fp8"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=r"layers.0.mlp.experts must be stored in full precision for gpt-oss, and can"):
+        _llm(tmp_path)

@@ -189,6 +189,7 @@ Q = "model.layers.0.self_attn.q_proj"
         (f"{Q}.weight", torch.zeros(40, 192), f"tensor {Q}.weight must hold int8, got float32"),
         (f"{Q}.weight_scale", torch.zeros(2, 1), rf"tensor {Q}.weight_scale must have shape \[40, 1\], got \[2, 1\]"),
         (f"{Q}.weight_scale", None, f"tensor {Q}.weight_scale is missing"),
+        ("model.norm.weight", torch.ones(192, dtype=torch.int8), "tensor model.norm.weight must be of full precision"),
         (f"{Q}.weight_zero_point", torch.zeros(40, 1), f"tensor {Q}.weight_zero_point has no place in this model"),
     ],
 )
@@ -201,16 +202,28 @@ def test_a_damaged_checkpoint_is_named(name, tensor, message, tiny, tmp_path):
         _llm(tmp_path)
 
 
-def test_settings_against_a_quantized_checkpoint(tiny, tmp_path):
+def test_settings_against_a_quantized_checkpoint_and_what_it_may_hold(tiny, tmp_path):
     model = tiny("qwen3")
     _round_layers(model, "int8_per_channel")
     _write_quantized(model, "int8_per_channel", tmp_path)
-    for settings in ({"quantization": "fp8_block"}, {"quantization": "none"}, {"quantization_config": {"ignore": []}}):
+    with pytest.raises(ConfigError, match=r"quantization_config must be left out for .* already, got "):
+        _llm(tmp_path, quantization_config={"ignore": []})
+    for settings in ({"quantization": "fp8_block"}, {"quantization": "none"}):
         with pytest.raises(ConfigError, match=r"quantization must be auto or compressed-tensors for .* already, got "):
             _llm(tmp_path, **settings)
     with pytest.raises(ConfigError, match=r"load_format must be auto for .*, got dummy"):
         _llm(tmp_path, load_format="dummy")
     _llm(tmp_path, quantization="compressed-tensors")
+    # Some writers give every layer a bias; the configuration has had another name.
+    down = "model.layers.0.mlp.down_proj.bias"
+    _spoil(tmp_path, down, torch.zeros(192))
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["compression_config"] = config.pop("quantization_config")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    _llm(tmp_path)
+    _spoil(tmp_path, down, torch.ones(192))
+    with pytest.raises(ModelError, match=f"tensor {down} has no place in this model"):
+        _llm(tmp_path)
 
 
 def test_blocks_do_not_fit_any_size(tmp_path):

@@ -61,7 +61,28 @@ def test_layers_that_are_left_out():
         DOWN
     ]
     assert list(_held(FP8_STORED | {"modules_to_not_convert": [r"model.layers.\d+.mlp"]})) == [Q]
+    assert list(_held(FP8_STORED | {"modules_to_not_convert": ["model.layers.1."]})) == [Q, DOWN]
+    assert list(_held(AWQ | {"modules_to_not_convert": ["self_attn", "10.mlp"]})) == []
     assert list(_held(GPTQ | {"lm_head": True})) == [Q, DOWN, HEAD]
+    within = [["self_attn.k_proj", "self_attn.q_proj"], ["self_attn.o_proj"]]
+    assert list(_held(GPTQ | {"modules_in_block_to_quantize": within, "lm_head": True})) == [Q, HEAD]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        AWQ | {"version": "GEMM", "lm_head": False, "sym": False, "desc_act": False, "checkpoint_format": "gemm"},
+        GPTQ | {"is_marlin_format": False, "format": "gptq", "method": "gptq", "pack_impl": "cpu"},
+        FP8_STORED | {"dequantize": False},
+    ],
+)
+def test_fields_that_change_nothing(config):
+    assert list(_held(config)) == [Q, DOWN]
+
+
+def test_names_of_the_same_field():
+    assert _held(GPTQ | {"format": "gptq_v2"})[Q].layout is Int4Layout.GPTQ_V2
+    assert _held(GPTQ | {"checkpoint_format": "gptq_v2"})[Q].layout is Int4Layout.GPTQ_V2
 
 
 def _args(kind, bits, strategy, **more):
@@ -128,6 +149,21 @@ def test_groups_of_compressed_tensors_have_targets():
     assert isinstance(held[DOWN], Int4Scheme) and isinstance(held[Q], ScaledScheme)
 
 
+def test_a_name_wins_over_patterns_and_those_over_the_class():
+    channel, inputs = _args("float", 8, "channel"), _args("float", 8, "token", **DYNAMIC)
+    static = _args("float", 8, "tensor")
+    groups = {
+        "group_0": {"targets": ["Linear"], "weights": INT4, "format": "pack-quantized"},
+        "group_1": {"targets": ["re:.*mlp.*"], "weights": static, "input_activations": static},
+        "group_2": {"targets": [DOWN], "weights": channel, "input_activations": inputs},
+    }
+    for number in (1, 2):
+        groups[f"group_{number}"]["format"] = "float-quantized"
+    held = _held(_compressed(INT4, stored_format="mixed-precision", config_groups=groups, ignore=[]))
+    assert isinstance(held[Q], Int4Scheme) and isinstance(held[HEAD], Int4Scheme)
+    assert held[DOWN].activation == _key(FP8, "row") and held[ROUTER].activation == _key(FP8, "tensor", True)
+
+
 def _without(config, name):
     return {field: value for field, value in config.items() if field != name}
 
@@ -138,11 +174,19 @@ def _without(config, name):
         ({"quant_method": "mxfp4"}, "here: quantization_config: field quant_method must be one of awq, .* 'mxfp4'"),
         ("awq", "here: quantization_config must be an object with fields, got 'awq'"),
         (AWQ | {"bits": 8}, "field bits must be 4, got 8"),
-        (AWQ | {"version": "gemv"}, "field version must be 'gemm', got 'gemv'"),
+        (AWQ | {"version": "gemv"}, "field version must be 'gemm' or 'GEMM', got 'gemv'"),
         (AWQ | {"zero_point": False}, "field zero_point must be True, got False"),
         (AWQ | {"group_size": 20}, "field group_size must be -1 or a multiple of 32, got 20"),
         (AWQ | {"scale_bits": 3}, "field scale_bits is not supported, got 3"),
         (AWQ | {"modules_to_not_convert": "lm_head"}, "field modules_to_not_convert must be a list of names"),
+        (AWQ | {"lm_head": True}, "field lm_head must be False, got True"),
+        (AWQ | {"quant_method": ["awq"]}, r"field quant_method must be one of .*, got \['awq'\]"),
+        (FP8_STORED | {"ignored_layers": ["*lm_head"]}, r"field ignored_layers is not a regular expression \(nothing"),
+        (FP8_STORED | {"weight_block_size": 128}, r"field weight_block_size must be \[128, 128\], got 128"),
+        (FP8_STORED | {"dequantize": True}, "field dequantize must be False, got True"),
+        (GPTQ | {"is_marlin_format": True}, "field is_marlin_format must be False, got True"),
+        (GPTQ | {"modules_in_block_to_quantize": ["q"]}, "modules_in_block_to_quantize must be a list of lists"),
+        (_compressed(INT4, ignore=["re:*x"]), "field ignore is not a regular expression"),
         (_without(GPTQ, "bits"), "field bits must be 4, got None"),
         (GPTQ | {"desc_act": 1}, "field desc_act must be False or True, got 1"),
         (GPTQ | {"checkpoint_format": "marlin"}, "field checkpoint_format must be 'gptq' or 'gptq_v2', got 'marlin'"),
@@ -158,7 +202,11 @@ def _without(config, name):
         (_compressed(INT4 | {"symmetric": None, "zeros": 2}), "group_0.weights: field zeros is not supported, got 2"),
         (_compressed(INT4 | {"group_size": None}), "group_0.weights: field group_size must be set"),
         (_compressed(INT4, {"num_bits": 8}), "group_0: field input_activations must be null"),
-        (_compressed(_args("int", 8, "channel")), "group_0: field input_activations must be set for weights of 8 bits"),
+        (_compressed(_args("int", 8, "channel")), "group_0: field format must not be pack-quantized for weights of 8"),
+        (
+            _compressed(_args("int", 8, "channel"), stored_format="int-quantized"),
+            "group_0: field input_activations must be set for weights of 8 bits, got null",
+        ),
         (_compressed(_args("float", 4, "group")), "group_0.weights: field num_bits must be 8 for type float, got 4"),
         (_compressed(INT4, kv_cache_scheme=KV | {"dynamic": True}), "kv_cache_scheme: field dynamic must be False"),
         (_compressed(INT4, kv_cache_scheme=KV | {"type": "int"}), "kv_cache_scheme: field type must be 'float', got"),

@@ -9,6 +9,7 @@ from vllm_triton.errors import ModelError
 from vllm_triton.loading.checkpoint import StoredTensor
 from vllm_triton.models.layers import Slot
 from vllm_triton.models.packed_weight import PackedSlot
+from vllm_triton.ops.contract import FLOATS
 
 # Small enough that activations of any depth stay finite in float16.
 DUMMY_STD = 0.02
@@ -36,7 +37,7 @@ def load_weights(model: LoadableModel, tensors: Iterable[tuple[str, StoredTensor
     for name, tensor in tensors:
         slot = slots.get(name)
         if slot is None:
-            if name.endswith(model.surplus_names()):
+            if name.endswith(model.surplus_names()) or (name.endswith(".bias") and _is_zero(tensor)):
                 continue
             raise ModelError(
                 f"{source}: tensor {name} has no place in this model; does config.json belong to these weights?"
@@ -46,6 +47,9 @@ def load_weights(model: LoadableModel, tensors: Iterable[tuple[str, StoredTensor
         shapes = (slot.shape,) if isinstance(slot, torch.Tensor) else slot.stored.shapes
         if tensor.shape not in shapes:
             raise ModelError(f"{source}: tensor {name} must have shape {list(shapes[0])}, got {list(tensor.shape)}")
+        if isinstance(slot, torch.Tensor) and tensor.dtype not in (*FLOATS, torch.float64):
+            held = str(tensor.dtype).removeprefix("torch.")
+            raise ModelError(f"{source}: tensor {name} must be of full precision, as its config.json says, got {held}")
         try:
             slot.copy_(tensor)  # type: ignore[arg-type]  # packed ones to packed ones, see packed_names
         except ModelError as error:
@@ -54,6 +58,11 @@ def load_weights(model: LoadableModel, tensors: Iterable[tuple[str, StoredTensor
     if empty:
         names = ", ".join(list(empty)[:5]) + (f" and {len(empty) - 5} more" if len(empty) > 5 else "")
         raise ModelError(f"{source}: tensor {names} is missing")
+
+
+def _is_zero(tensor: StoredTensor) -> bool:
+    """Whether a tensor adds nothing: some writers give every layer a bias."""
+    return isinstance(tensor, torch.Tensor) and not tensor.any()
 
 
 def fill_dummy_weights(model: LoadableModel, seed: int) -> None:

@@ -8,15 +8,27 @@ from collections.abc import Iterator
 
 import torch
 
+from vllm_triton.errors import ModelError
+from vllm_triton.models.config import ModelConfig, MoeConfig
 from vllm_triton.models.layers import Slot
 from vllm_triton.models.llama import DecoderLayer, LlamaForCausalLM
 from vllm_triton.models.moe import SparseMoe
 from vllm_triton.models.packed_weight import PackedSlot, Stored
 from vllm_triton.ops.contract import FLOATS
+from vllm_triton.quantization.schemes import Schemes
 
 
 class GptOssMoe(SparseMoe):
-    """A checkpoint holds inputs before outputs, and the rows of gate and up by turns."""
+    """A checkpoint holds inputs before outputs, and the rows of gate and up by turns, in full precision."""
+
+    def __init__(self, config: ModelConfig, moe: MoeConfig, layer: int, schemes: Schemes):
+        super().__init__(config, moe, layer, schemes)
+        scheme = self.w1.scheme
+        if scheme is not None and scheme.scale_name is not None:
+            raise ModelError(
+                f"model.layers.{layer}.mlp.experts must be stored in full precision for gpt-oss, and can be quantized "
+                f"at load, got {scheme}"
+            )
 
     def expert_slots(self) -> Iterator[tuple[str, Slot]]:
         assert self.w1_bias is not None and self.w2_bias is not None, "gpt-oss has biases"

@@ -31,8 +31,8 @@ class Int4Weight(PackedWeight):
         group_size = scheme.group_size or in_size
         if in_size % group_size or group_size % BLOCK:
             raise ModelError(
-                f"a weight of 4 bits must have whole groups of {group_size} columns, a multiple of {BLOCK}, "
-                f"got {in_size} columns"
+                f"a weight of 4 bits in groups of {group_size} columns must have a multiple of them, and groups of "
+                f"{BLOCK}, got {in_size} columns"
             )
         self.scales_per_row = in_size // group_size
         self.num_groups = -(-sum(sizes) // ROWS)

@@ -158,7 +158,7 @@ def held_alike(schemes: Sequence[Scheme | None], names: Sequence[str]) -> Sequen
         return [None] * len(schemes)
     other = next(number for number, scheme in enumerate(schemes) if scheme != schemes[0])
     held = " and ".join(f"{names[number]} as {schemes[number] or 'full precision'}" for number in (0, other))
-    raise ModelError(f"layers of one product must be quantized alike, got {held}")
+    raise ModelError(f"layers of one product must be quantized alike, or all be ignored, got {held}")
 
 
 class RMSNorm(nn.Module):

@@ -34,7 +34,9 @@ class SparseMoe(nn.Module):
         experts = [f"{name}.experts.{expert}.{part}" for expert in range(count) for part in self.projection_names]
         scheme, *_ = held_alike([schemes(expert, LayerKind.EXPERTS) for expert in experts], experts)
         if scheme is not None and not isinstance(scheme, ScaledScheme):
-            raise ModelError(f"{name}.experts must be held in full precision, int8 or fp8, got {scheme}")
+            raise ModelError(
+                f"{name}.experts must be held in full precision, int8 or fp8, got {scheme}: take such a checkpoint"
+            )
         self.w1 = ExpertWeight(count, (moe.intermediate_size,) * 2, config.hidden_size, scheme)
         self.w2 = ExpertWeight(count, (config.hidden_size,), moe.intermediate_size, scheme)
         self.w1_bias = parameter(count, 2 * moe.intermediate_size) if moe.bias else None

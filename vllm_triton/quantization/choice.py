@@ -6,7 +6,7 @@ from vllm_triton.loading import Checkpoint
 from vllm_triton.ops.gguf_mm.layout import FORMATS
 from vllm_triton.quantization.online import ONLINE, OnlineSchemes
 from vllm_triton.quantization.schemes import GgufScheme, LayerKind, Scheme, Schemes, dense
-from vllm_triton.quantization.stored import METHODS, stored_schemes
+from vllm_triton.quantization.stored import METHODS, stored_config, stored_schemes
 
 
 def choose_schemes(config: EngineConfig, checkpoint: Checkpoint, has_gguf_kernel: bool) -> Schemes:
@@ -14,7 +14,7 @@ def choose_schemes(config: EngineConfig, checkpoint: Checkpoint, has_gguf_kernel
 
     Raises: ConfigError for settings that do not fit the checkpoint, ModelError for what it has and nobody supports.
     """
-    stored, name = checkpoint.config.get("quantization_config"), config.quantization
+    stored, name = stored_config(checkpoint.config), config.quantization
     if stored:
         return _stored(config, stored, checkpoint.source)
     if name == "fp8":
@@ -49,14 +49,14 @@ def choose_schemes(config: EngineConfig, checkpoint: Checkpoint, has_gguf_kernel
 def _stored(config: EngineConfig, stored: object, source: str) -> Schemes:
     method = stored.get("quant_method") if isinstance(stored, dict) else None
     schemes = stored_schemes(stored, source)
-    if config.quantization not in ("auto", method) or config.quantization_config:
-        given = config.quantization_config or config.quantization
-        raise ConfigError(
-            f"quantization must be auto or {method} for {source}, whose weights are quantized already, got {given}"
-        )
+    quantized = f"for {source}, whose weights are quantized already"
+    if config.quantization not in ("auto", method):
+        raise ConfigError(f"quantization must be auto or {method} {quantized}, got {config.quantization}")
+    if config.quantization_config:
+        raise ConfigError(f"quantization_config must be left out {quantized}, got {config.quantization_config}")
     if config.load_format == "dummy":
         raise ConfigError(
-            f"load_format must be auto for {source}, whose weights are quantized already, got dummy: take the "
+            f"load_format must be auto {quantized}, got dummy: take the "
             f"checkpoint that it was made of and one of {', '.join(ONLINE)}"
         )
     return schemes

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
 REGEX_PREFIX = "re:"
+_REGEX_MARKS = set("*+?[](){}|^$\\")
 
 
 def matches(pattern: str, layer: str) -> bool:
@@ -32,12 +33,12 @@ def why_not_a_pattern(pattern: object) -> str | None:
 
 
 def is_skipped(modules: Iterable[str], layer: str) -> bool:
-    """Whether a `modules_to_not_convert` names the layer: a part of its path, from the beginning or to the end; names
-    there may be regular expressions.
+    """Whether a `modules_to_not_convert` names the layer: by a part of its path, which begins and ends where names do,
+    or by a regular expression for the beginning of it.
     """
     return any(
-        layer == module
-        or layer.endswith(f".{module}")
-        or re.match(rf"(?:{module})(?:(?<=\.)|(?=\.|$))", layer) is not None
+        f".{module.strip('.')}." in f".{layer}."
+        # Dots of a plain name are no wildcards.
+        or (set(module) & _REGEX_MARKS and re.match(rf"(?:{module})(?:(?<=\.)|(?=\.|$))", layer))
         for module in modules
     )

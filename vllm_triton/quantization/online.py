@@ -94,14 +94,8 @@ class OnlineSchemes:
                 f"they are named as {', '.join(list(self._layers)[1:8])} ..."
             )
 
-    @property
-    def dtypes(self) -> set[torch.dtype]:
-        """Of weights that there may be."""
-        schemes = (*self._base.values(), *self._targets.values())
-        return {scheme.weight.dtype for scheme in schemes if scheme is not None}
-
 
 def _named(what: str, name: Any) -> ScaledScheme | None:
-    if name not in _SCHEMES:
+    if not isinstance(name, str) or name not in _SCHEMES:
         raise ConfigError(f"{what} must be one of {', '.join(_SCHEMES)}, got {name!r}")
     return _SCHEMES[name]

@@ -27,7 +27,7 @@ from vllm_triton.ops.registry import OPS, Capture
 from vllm_triton.quantization.choice import choose_schemes
 from vllm_triton.quantization.online import OnlineSchemes
 from vllm_triton.quantization.schemes import ScaledScheme
-from vllm_triton.quantization.stored import has_kv_scales
+from vllm_triton.quantization.stored import has_kv_scales, stored_config
 from vllm_triton.runner.capture import compile_and_capture
 from vllm_triton.runner.model_runner import ModelRunner
 
@@ -62,7 +62,7 @@ def load_model(config: EngineConfig) -> LoadedModel:
     model_config = dataclasses.replace(
         model_config,
         quantized_kv_cache=kv_cache_dtype != dtype,
-        stored_kv_scales=has_kv_scales(checkpoint.config.get("quantization_config")),
+        stored_kv_scales=has_kv_scales(stored_config(checkpoint.config)),
     )
     max_model_len = _max_model_len(config, model_config)
     situation = registry.Situation(
