@@ -14,6 +14,7 @@ from vllm_triton.models.layers import Slot
 from vllm_triton.models.llama import DecoderLayer, LlamaForCausalLM
 from vllm_triton.models.moe import SparseMoe
 from vllm_triton.models.packed_weight import PackedSlot, Stored
+from vllm_triton.models.scaled_weight import ExpertWeight
 from vllm_triton.ops.contract import FLOATS
 from vllm_triton.quantization.schemes import Schemes
 
@@ -32,6 +33,7 @@ class GptOssMoe(SparseMoe):
 
     def expert_slots(self) -> Iterator[tuple[str, Slot]]:
         assert self.w1_bias is not None and self.w2_bias is not None, "gpt-oss has biases"
+        assert isinstance(self.w1, ExpertWeight) and isinstance(self.w2, ExpertWeight), "biases are not met by 4 bits"
         gate_bias, up_bias = self.w1_bias.chunk(2, dim=-1)
 
         def take_gate_up(tensor: torch.Tensor) -> None:  # [X, E, 2 * I]

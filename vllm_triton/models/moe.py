@@ -1,6 +1,6 @@
 """The feed-forward layer of Mixtral and Qwen3-MoE: a router, and experts of which each token takes a few."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import nn
@@ -8,9 +8,10 @@ from torch import nn
 from vllm_triton import ops
 from vllm_triton.errors import ModelError
 from vllm_triton.models.config import ModelConfig, MoeConfig
+from vllm_triton.models.int4_weight import Int4ExpertWeight
 from vllm_triton.models.layers import Linear, Slot, held_alike, linear_slots, parameter
 from vllm_triton.models.scaled_weight import ExpertWeight
-from vllm_triton.quantization.schemes import LayerKind, ScaledScheme, Schemes
+from vllm_triton.quantization.schemes import GgufScheme, Int4Scheme, LayerKind, ScaledScheme, Schemes
 
 # Architecture -> what checkpoints call the layer, its router, and the gate, up and down projection of an expert.
 _NAMES = {
@@ -33,17 +34,19 @@ class SparseMoe(nn.Module):
         self.gate = Linear(config.hidden_size, (count,), moe.bias, (router,))
         experts = [f"{name}.experts.{expert}.{part}" for expert in range(count) for part in self.projection_names]
         scheme, *_ = held_alike([schemes(expert, LayerKind.EXPERTS) for expert in experts], experts)
-        if scheme is not None and not isinstance(scheme, ScaledScheme):
-            raise ModelError(
-                f"{name}.experts must be held in full precision, int8 or fp8, got {scheme}: take such a checkpoint"
-            )
-        self.w1 = ExpertWeight(count, (moe.intermediate_size,) * 2, config.hidden_size, scheme)
-        self.w2 = ExpertWeight(count, (config.hidden_size,), moe.intermediate_size, scheme)
+        if isinstance(scheme, Int4Scheme) and (moe.bias or moe.swiglu_limit):
+            raise ModelError(f"{name}.experts, with biases or a clamp, must not be held in 4 bits, got {scheme}")
+        if isinstance(scheme, GgufScheme):
+            raise ModelError(f"{name}.experts must be held in full precision, int4, int8 or fp8, got {scheme}")
+        self.w1 = _expert_weight(count, (moe.intermediate_size,) * 2, config.hidden_size, scheme)
+        self.w2 = _expert_weight(count, (config.hidden_size,), moe.intermediate_size, scheme)
         self.w1_bias = parameter(count, 2 * moe.intermediate_size) if moe.bias else None
         self.w2_bias = parameter(count, config.hidden_size) if moe.bias else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         weights, ids = ops.topk_routing(self.gate(x), None, self.num_choices, False, self.renormalize, 1, 1, 1.0)
+        if isinstance(self.w1, Int4ExpertWeight) and isinstance(self.w2, Int4ExpertWeight):
+            return ops.fused_moe_w4a16(x, *self.w1.operands(), *self.w2.operands(), weights, ids, None)
         return ops.fused_moe(
             x,
             self.w1.weight,
@@ -69,3 +72,11 @@ class SparseMoe(nn.Module):
             for name, slots in zip(self.projection_names, (slots for part in parts for slots in part), strict=True):
                 for ending, slot in slots.items():
                     yield f"{self.layer_name}.experts.{expert}.{name}.{ending}", slot
+
+
+def _expert_weight(
+    num_experts: int, sizes: Sequence[int], in_size: int, scheme: ScaledScheme | Int4Scheme | None
+) -> ExpertWeight | Int4ExpertWeight:
+    if isinstance(scheme, Int4Scheme):
+        return Int4ExpertWeight(num_experts, sizes, in_size, scheme)
+    return ExpertWeight(num_experts, sizes, in_size, scheme)
