@@ -18,7 +18,9 @@ _SHORT = sorted({file.name for file in _FOLDER.glob("test_*.py")} - {*_LONG, "te
 # Here they draw more than the interpreter can.
 _DRAWS = ("../ops/test_rejection_sample.py", "../ops/test_sample_tokens.py")
 # What else is there compares layers, not kernels.
-_QUANTIZED = tuple(f"../quantization/test_{part}.py" for part in ("int4_models", "scaled_experts", "steps"))
+_QUANTIZED = tuple(
+    f"../quantization/test_{part}.py" for part in ("int4_experts", "int4_models", "scaled_experts", "steps")
+)
 _BOTH_LAUNCHERS = ("test_debugging.py", "test_launch.py", "test_recording.py")
 # Once more with bounds checks: every op's kernel among them.
 _CHECKED_TOO = ("test_functions.py", "test_kernels.py", "test_operations.py")

@@ -16,7 +16,7 @@ from vllm_triton.models.moe import SparseMoe
 from vllm_triton.models.packed_weight import PackedSlot, Stored
 from vllm_triton.models.scaled_weight import ExpertWeight
 from vllm_triton.ops.contract import FLOATS
-from vllm_triton.quantization.schemes import Schemes
+from vllm_triton.quantization.schemes import ScaledScheme, Schemes
 
 
 class GptOssMoe(SparseMoe):
@@ -25,7 +25,7 @@ class GptOssMoe(SparseMoe):
     def __init__(self, config: ModelConfig, moe: MoeConfig, layer: int, schemes: Schemes):
         super().__init__(config, moe, layer, schemes)
         scheme = self.w1.scheme
-        if scheme is not None and scheme.scale_name is not None:
+        if isinstance(scheme, ScaledScheme) and scheme.scale_name is not None:
             raise ModelError(
                 f"model.layers.{layer}.mlp.experts must be stored in full precision for gpt-oss, and can be quantized "
                 f"at load, got {scheme}"
