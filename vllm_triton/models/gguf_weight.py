@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from vllm_triton import ops
-from vllm_triton.models.packed_weight import PackedWeight, Stored
+from vllm_triton.models.packed_weight import PackedWeight, Stored, frozen
 from vllm_triton.ops.gguf_mm.layout import FORMATS, ROWS, pack
 from vllm_triton.quantization.schemes import GgufScheme
 
@@ -45,7 +45,7 @@ class GgufWeight(PackedWeight):
         blocks = in_size // layout.block
 
         def parameter(num_columns: int, dtype: torch.dtype) -> nn.Parameter:
-            return nn.Parameter(torch.empty(self.num_groups, num_columns, ROWS, dtype=dtype), requires_grad=False)
+            return frozen(torch.empty(self.num_groups, num_columns, ROWS, dtype=dtype))
 
         self.quants = parameter(blocks * layout.words, torch.int32)
         self.scales = parameter(blocks * layout.scales, torch.int16)
@@ -59,11 +59,11 @@ class GgufWeight(PackedWeight):
             target.copy_(values)
 
     def bias(self) -> nn.Parameter:
-        return nn.Parameter(torch.zeros(ROWS * self.num_groups), requires_grad=False)
+        return frozen(torch.zeros(ROWS * self.num_groups))
 
     def linear(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         out = ops.gguf_mm(x, self.quants, self.scales, bias)
-        return out if out.shape[1] == sum(self.sizes) else out[:, : sum(self.sizes)]
+        return self.without_padding(out)
 
     def embedding(self, token_ids: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
         assert scale == 1, "no family whose GGUF files are read scales its embeddings"

@@ -9,7 +9,7 @@ from torch import nn
 
 from vllm_triton import ops
 from vllm_triton.errors import ModelError
-from vllm_triton.models.packed_weight import PackedWeight, Slot, Stored
+from vllm_triton.models.packed_weight import PackedWeight, Slot, Stored, frozen
 from vllm_triton.ops.contract import FLOATS, INTS
 from vllm_triton.ops.w4a16_mm.checkpoints import StoredWeight, from_awq, from_compressed_tensors, from_gptq
 from vllm_triton.ops.w4a16_mm.layout import BLOCK, MIDDLE, PER_WORD, ROWS, pack_words
@@ -81,8 +81,8 @@ class Int4Weight(Int4Parts):
     def __init__(self, sizes: Sequence[int], in_size: int, scheme: Int4Scheme):
         super().__init__(sizes, in_size, scheme)
         self.num_groups = -(-sum(sizes) // ROWS)
-        self.quants = _parameter(torch.empty(self.num_groups, in_size // PER_WORD, ROWS, dtype=torch.int32))
-        self.scales = _parameter(torch.empty(self.num_groups, self.scales_per_row, ROWS))
+        self.quants = frozen(torch.empty(self.num_groups, in_size // PER_WORD, ROWS, dtype=torch.int32))
+        self.scales = frozen(torch.empty(self.num_groups, self.scales_per_row, ROWS))
         self.zeros: nn.Parameter | None
         self.order: nn.Parameter | None
         self.register_parameter("zeros", None)
@@ -99,16 +99,16 @@ class Int4Weight(Int4Parts):
         packed = pack_words(torch.cat([part.words for part in read]), torch.cat([part.scales for part in read]), zeros)
         device = self.quants.device
         self.quants.copy_(packed[0])
-        self.scales = _parameter(packed[1].to(device))
-        self.zeros = None if packed[2] is None else _parameter(packed[2].to(device))
-        self.order = None if order is None else _parameter(order.to(device))
+        self.scales = frozen(packed[1].to(device))
+        self.zeros = None if packed[2] is None else frozen(packed[2].to(device))
+        self.order = None if order is None else frozen(order.to(device))
 
     def bias(self) -> nn.Parameter:
-        return _parameter(torch.zeros(ROWS * self.num_groups))
+        return frozen(torch.zeros(ROWS * self.num_groups))
 
     def linear(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         out = ops.w4a16_mm(x, self.quants, self.scales, self.zeros, self.order, bias)
-        return out if out.shape[1] == sum(self.sizes) else out[:, : sum(self.sizes)]
+        return self.without_padding(out)
 
     def extra_repr(self) -> str:
         """With what a traced forward depends on."""
@@ -133,7 +133,7 @@ class Int4ExpertWeight(nn.Module):
         self._experts = [_Int4Expert(sizes, in_size, scheme, self, place) for place in range(num_experts)]
         self.scales_shape = (num_experts, sum(sizes) // ROWS, self._experts[0].scales_per_row, ROWS)
         shape = (*self.scales_shape[:2], in_size // PER_WORD, ROWS)
-        self.quants = _parameter(torch.empty(shape, dtype=torch.int32))
+        self.quants = frozen(torch.empty(shape, dtype=torch.int32))
         self.scales: nn.Parameter | None
         self.zeros: nn.Parameter | None
         self.register_parameter("scales", None)
@@ -160,8 +160,8 @@ class Int4ExpertWeight(nn.Module):
     def _held(self, values: nn.Parameter | None, default: int, dtype: torch.dtype) -> nn.Parameter:
         """These values, or the default of all experts, in this dtype."""
         if values is None:
-            return _parameter(torch.full(self.scales_shape, default, dtype=dtype, device=self.quants.device))
-        return values if values.dtype == dtype else _parameter(values.to(dtype))
+            return frozen(torch.full(self.scales_shape, default, dtype=dtype, device=self.quants.device))
+        return values if values.dtype == dtype else frozen(values.to(dtype))
 
     def operands(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Quants, scales and zeros, of a checkpoint that is loaded."""
@@ -189,10 +189,6 @@ class _Int4Expert(Int4Parts):
                 "must be quantized without it (desc_act false, actorder null or static)"
             )
         self._put(read)
-
-
-def _parameter(values: torch.Tensor) -> nn.Parameter:
-    return nn.Parameter(values, requires_grad=False)
 
 
 def _same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:

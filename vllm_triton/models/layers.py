@@ -10,14 +10,14 @@ from vllm_triton import ops
 from vllm_triton.errors import ModelError
 from vllm_triton.models.gguf_weight import GgufWeight
 from vllm_triton.models.int4_weight import Int4Weight
-from vllm_triton.models.packed_weight import Slot
+from vllm_triton.models.packed_weight import Slot, frozen
 from vllm_triton.models.scaled_weight import ScaledWeight, can_end
 from vllm_triton.quantization.schemes import GgufScheme, Int4Scheme, ScaledScheme, Scheme
 
 
 def parameter(*shape: int) -> nn.Parameter:
     """Uninitialised, filled by the loader."""
-    return nn.Parameter(torch.empty(*shape), requires_grad=False)
+    return frozen(torch.empty(*shape))
 
 
 class DenseWeight(nn.Module):

@@ -42,6 +42,11 @@ class PackedSlot:
 Slot = torch.Tensor | PackedSlot
 
 
+def frozen(values: torch.Tensor) -> nn.Parameter:
+    """A parameter that is never trained."""
+    return nn.Parameter(values, requires_grad=False)
+
+
 class PackedWeight(nn.Module):
     """A weight [N, K] whose tensors are kept as they come and packed once the last is there: rows of its parts may lie
     interleaved, and a part may be of several tensors. See DenseWeight for what it offers.
@@ -81,6 +86,10 @@ class PackedWeight(nn.Module):
         if all(len(tensors) == len(self.stored(size)) for tensors, size in zip(self._arrived, self.sizes, strict=True)):
             parts, self._arrived = self._arrived, [{} for _ in self.sizes]
             self.pack(parts)
+
+    def without_padding(self, out: torch.Tensor) -> torch.Tensor:
+        """Results [T, N], of which the last rows of the weight may be there to fill a group."""
+        return out if out.shape[1] == sum(self.sizes) else out[:, : sum(self.sizes)]
 
     def extra_repr(self) -> str:
         return str(self.scheme)

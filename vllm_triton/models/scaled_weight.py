@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from vllm_triton import ops
-from vllm_triton.models.packed_weight import PackedSlot, Slot, Stored
+from vllm_triton.models.packed_weight import PackedSlot, Slot, Stored, frozen
 from vllm_triton.ops.contract import FLOATS
 from vllm_triton.ops.scaled_mm.reference import SCALE_BLOCK
 from vllm_triton.ops.scaled_quant import PER_TENSOR, PER_TOKEN
@@ -33,8 +33,8 @@ class ScaledWeight(nn.Module):
         assert all(can_end(scheme, size) for size in sizes[:-1]), sizes
         self.sizes, self.scheme = list(sizes), scheme
         scale_shape = num_scales(scheme, sum(sizes), in_size)
-        self.weight = _parameter(torch.empty(sum(sizes), in_size, dtype=scheme.weight.dtype))
-        self.weight_scale = _parameter(torch.empty(scale_shape, dtype=torch.float32))
+        self.weight = frozen(torch.empty(sum(sizes), in_size, dtype=scheme.weight.dtype))
+        self.weight_scale = frozen(torch.empty(scale_shape, dtype=torch.float32))
         self.input_scale = input_scale(scheme)
 
     def slots(self) -> list[dict[str, PackedSlot]]:
@@ -43,7 +43,7 @@ class ScaledWeight(nn.Module):
         return [scaled_slots(self.scheme, *part, self.input_scale) for part in parts]
 
     def bias(self) -> nn.Parameter:
-        return _parameter(torch.empty(sum(self.sizes)))
+        return frozen(torch.empty(sum(self.sizes)))
 
     def linear(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         key = self.scheme.activation
@@ -66,13 +66,13 @@ class ExpertWeight(nn.Module):
         super().__init__()
         self.sizes, self.scheme = list(sizes), scheme
         dtype = scheme.weight.dtype if scheme else None
-        self.weight = _parameter(torch.empty(num_experts, sum(sizes), in_size, dtype=dtype))
+        self.weight = frozen(torch.empty(num_experts, sum(sizes), in_size, dtype=dtype))
         self.weight_scale = self.input_scale = None
         if scheme is not None:
             # Blocks of a part begin at its first row.
             height, width = num_scales(scheme, self.sizes[0], in_size)
             scales = torch.empty(num_experts, height * len(self.sizes), width, dtype=torch.float32)
-            self.weight_scale, self.input_scale = _parameter(scales), input_scale(scheme)
+            self.weight_scale, self.input_scale = frozen(scales), input_scale(scheme)
 
     def slots(self) -> list[list[dict[str, Slot]]]:
         """Of each expert and of each of its parts, where its tensors belong, by the ends of their names."""
@@ -94,7 +94,7 @@ class ExpertWeight(nn.Module):
 
 def input_scale(scheme: ScaledScheme) -> nn.Parameter | None:
     """Where the scale of a layer's input belongs, if checkpoints have one: the largest, which cuts off least."""
-    return _parameter(torch.zeros(1, dtype=torch.float32)) if scheme.activation.is_static else None
+    return frozen(torch.zeros(1, dtype=torch.float32)) if scheme.activation.is_static else None
 
 
 def num_scales(scheme: ScaledScheme, num_rows: int, num_columns: int) -> tuple[int, int]:
@@ -136,10 +136,6 @@ def scaled_slots(
 
         slots["input_scale"] = PackedSlot(Stored(((1,), ()), FLOATS), take_static)
     return slots
-
-
-def _parameter(values: torch.Tensor) -> nn.Parameter:
-    return nn.Parameter(values, requires_grad=False)
 
 
 def _rounded(weight: torch.Tensor, key: QuantKey) -> tuple[torch.Tensor, torch.Tensor]:
